@@ -88,7 +88,7 @@ def _parser(argv: Sequence[str]) -> Parser:
             subcommand.description = (module.__doc__ or "").partition("\n\n")[0]
             add_options(subcommand, module.OPTIONS)
             defaults = {option: declared.default for option, declared in module.OPTIONS.items()}
-            subcommand.set_defaults(run=module.run, **defaults)
+            subcommand.set_defaults(run=getattr(module, f"run_{name}"), **defaults)
     return result
 
 

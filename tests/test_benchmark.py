@@ -17,7 +17,9 @@ def test_the_program_has_all_subcommands(capsys):
 
 def test_without_a_subcommand_the_draft_is_compared(monkeypatch):
     ran = []
-    monkeypatch.setattr(compare, "run", lambda args, command: ran.append((args, command)) or 0)
+    monkeypatch.setattr(
+        compare, "run_compare", lambda args, command: ran.append((args, command)) or 0
+    )
     assert benchmark.main([]) == benchmark.main(["--count", "2"]) == 0
     (args, command), (other, _) = ran
     assert (args.ways, args.num_draft, args.count) == (["draft"], [5, "auto"], 8)

@@ -78,25 +78,27 @@ OPTIONS = {
 }
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run_compare(args: argparse.Namespace, command: str) -> int:
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
     tables: list[dict] = []
     for temp in args.temp:
         for batch_size in args.batch_size:
             for prompts in sets:
-                for table in compare(subject, prompts, temp, batch_size, args):
-                    print(f"\n{table_text(table, subject.target.weights_read().bytes)}", flush=True)
+                for table in proposer_tables(subject, prompts, temp, batch_size, args):
+                    print(
+                        f"\n{proposer_text(table, subject.target.weights_read().bytes)}", flush=True
+                    )
                     tables.append(table)
     if args.picture:
-        pictures.draw_ways(tables, f"{printing.listed(facts)}\n{command}", args.picture)
+        pictures.draw_ways(tables, f"{printing.facts_line(facts)}\n{command}", args.picture)
     print(f"\n{NOTES}")
     printing.write_record(args.json, {"command": command, "environment": facts, "tables": tables})
     differs = any(row["different"] for table in tables for row in table["rows"])
     return int(differs and facts["dtype"] == "float32")
 
 
-def compare(
+def proposer_tables(
     subject: Subject, prompts: Workload, temp: float, batch_size: int, args: argparse.Namespace
 ) -> Iterator[dict]:
     """Decodes the prompts with every proposer in turn, and yields tables of the figures."""
@@ -142,7 +144,7 @@ def compare(
         }
 
 
-def table_text(table: dict, weights: int) -> str:
+def proposer_text(table: dict, weights: int) -> str:
     how = f"temp {table['temp']:g}, batch {table['batch_size']}, {table['repeats']} repeats"
     title = f"{table['task']}: {table['count']} prompts, {how}"
     parts = [title, printing.markdown(COLUMNS, table["rows"])]

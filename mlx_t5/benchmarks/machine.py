@@ -58,7 +58,8 @@ def hardware() -> dict[str, Any]:
 
     on_cpu = mx.default_device().type == mx.cpu
     device = dict(mx.device_info())
-    chip, cores, system = mx.device_info(mx.cpu).get("device_name"), None, platform.platform()
+    chip, cores = mx.device_info(mx.cpu).get("device_name"), None
+    system = platform.platform()
     if sys.platform == "darwin":
         profile = _printed_by("system_profiler", "SPDisplaysDataType")
         cores = re.search(r"Total Number of Cores: (\d+)", profile)

@@ -65,7 +65,8 @@ def timer(model: T5, source: int, slots: int = max(TARGET_POINTS)) -> Callable[[
 
     def seconds(positions: int) -> float:
         began = time.perf_counter()
-        tokens, x, lengths = _filler(model, 1), None, mx.array([positions - 1], mx.int32)
+        tokens, x = _filler(model, 1), None
+        lengths = mx.array([positions - 1], mx.int32)
         if positions > 1:
             x = _filler(model, positions - 1)
             tokens = mx.concatenate([tokens, x], axis=1)

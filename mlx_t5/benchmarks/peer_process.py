@@ -67,7 +67,7 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
         module, _, name = what.partition(":")
         target = getattr(importlib.import_module(module), name)(**keywords)
     except Exception as error:
-        pipe.send((reason(error), None))
+        pipe.send((error_line(error), None))
         return
     answer: tuple[str | None, Any]
     with contextlib.suppress(EOFError):  # the other end is closed
@@ -76,11 +76,11 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
             try:
                 answer = None, getattr(target, method)(**arguments)
             except Exception as error:  # the caller gets the error of any library
-                answer = reason(error), None
+                answer = error_line(error), None
             pipe.send(answer)
 
 
-def reason(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     if isinstance(error, ImportError):
         return not_installed(error)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

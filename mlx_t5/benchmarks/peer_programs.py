@@ -117,13 +117,13 @@ class MlxT5(Program):
     def decode(
         self, prompts: Any, num_draft: int | str, max_tokens: int, batch_size: int, **how: Any
     ) -> list[list[int]]:
-        from mlx_t5.benchmarks.subject import decoding, sentences
+        from mlx_t5.benchmarks.subject import decode_document, decoding
 
         way = DRAFT if num_draft else REGULAR
         if isinstance(prompts[0], str):
             decoder = self.subject.decoder(way, num_draft)
             common = {"max_tokens": max_tokens, "batch_size": batch_size}
-            return sentences(decoder, [str(text) for text in prompts], **common)
+            return decode_document(decoder, [str(text) for text in prompts], **common)
         if num_draft not in self.decoders:
             bare = replace(self.subject, tokenizer=None)  # ids to ids, as in the other programs
             self.decoders[num_draft] = bare.decoder(way, num_draft)

@@ -110,7 +110,7 @@ OPTIONS = {
 }
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run_peers(args: argparse.Namespace, command: str) -> int:
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     tables: list[dict] = []
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         processes = start_others(project, facts, stack)
         programs, missing = describe(processes)
         for program in programs.values():
-            print(printing.listed(program), flush=True)
+            print(printing.facts_line(program), flush=True)
         ids = project.call("encode", texts=prompts)
         processes = {PROJECT: project} | {name: processes[name] for name in programs}
         variants = all_variants(processes, args.num_draft)
@@ -131,9 +131,9 @@ def run(args: argparse.Namespace, command: str) -> int:
         if args.document:
             variants = of_document(variants, prompts)
         for size in args.batch_size:
-            table = compare(variants, ids, size, args)
+            table = peer_table(variants, ids, size, args)
             table["left_out"] = missing | table["left_out"]
-            print(f"\n{table_text(table, facts['dtype'])}", flush=True)
+            print(f"\n{peer_text(table, facts['dtype'])}", flush=True)
             tables.append(table)
     print(f"\n{NOTES}")
     record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
@@ -214,7 +214,7 @@ def is_project(variant: str) -> bool:
     return variant.startswith((REGULAR, f"{DRAFT} ", "document, "))
 
 
-def compare(
+def peer_table(
     variants: Mapping[str, Decode],
     ids: Sequence[list[int]],
     batch_size: int,
@@ -294,7 +294,7 @@ def summarize(timed: Mapping[str, Timed]) -> list[dict]:
     return sorted(rows, key=lambda row: -row["tokens_per_second"])
 
 
-def table_text(table: dict, dtype: str) -> str:
+def peer_text(table: dict, dtype: str) -> str:
     rows = table["rows"]
     how = f"as one document, {REGULAR} one by one, " if table["document"] else ""
     lines = [f"{table['count']} prompts, {how}batch {table['batch_size']}"]

@@ -32,10 +32,10 @@ TEXTS: Columns = {"texts": lambda row: texts(row["different"])}
 
 
 def header(facts: Mapping[str, Any], line: str, **more: Any) -> str:
-    return f"{line}\n{listed({**facts, **more})}"
+    return f"{line}\n{facts_line({**facts, **more})}"
 
 
-def listed(facts: Mapping[str, Any]) -> str:
+def facts_line(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 

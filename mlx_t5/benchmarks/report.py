@@ -121,12 +121,12 @@ OPTIONS = {
 }
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run_report(args: argparse.Namespace, command: str) -> int:
     printing.check_writable(args.json)
     prompts = workload.chosen(workload.MIXED, args.prompts, MOST_PROMPTS).prompts
     num_draft = args.num_draft
     target, draft, dtype = chosen_pair(args)
-    log(f"loading {target} and {draft}")
+    log_progress(f"loading {target} and {draft}")
     subject = Subject.load(target, draft, dtype)
     record: dict[str, Any] = {
         "command": command,
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         **measured(subject, prompts, num_draft, args.seconds),
     }
     record["exact"] = exactness(subject, num_draft, prompts, EXACT_SHARE * args.seconds)
-    log("other types of weights")  # last, because they change the target
+    log_progress("other types of weights")  # last, because they change the target
     how = subject.target, source_length(subject, prompts), TYPES_SHARE * args.seconds
     record["float16"] = weight_types.float16(*how)
     record["fp_mode"] = weight_types.fp_mode(*how)
@@ -150,12 +150,12 @@ def run(args: argparse.Namespace, command: str) -> int:
     ending = "it fits" if peak <= there else "it does not fit, and is slow"
     print(f"\nThe pair took {readable(peak)} at most, of {readable(there)}: {ending}.")
     if record["float16"]:
-        print(weight_types.advice(record["float16"]))
+        print(weight_types.faster_dtype(record["float16"]))
     print(f"The line above is for docs/performance.md; {args.json} has all figures.")
     return int(bool(record["different"]) and record["environment"]["dtype"] == "float32")
 
 
-def log(line: str) -> None:
+def log_progress(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
@@ -169,7 +169,9 @@ def chosen_pair(args: argparse.Namespace) -> tuple[str, str, str | None]:
     dtype = args.dtype or ("float32" if on_cpu() else "bfloat16")
     for model, shape_name, name in GROWN:
         if not (MODELS / name).is_dir():
-            log(f"growing the bundled {model} to the shape of {shape_name}; later reports reuse it")
+            log_progress(
+                f"growing the bundled {model} to the shape of {shape_name}; later reports reuse it"
+            )
             grow(BUNDLED / model, MODELS / name, SHAPES[shape_name], dtype)
     target, draft = (str(MODELS / name) for _, _, name in GROWN)
     return target, draft, dtype
@@ -185,7 +187,7 @@ def shape(model: T5, name: str) -> dict[str, Any]:
 def measured(
     subject: Subject, prompts: Sequence[str], num_draft: int, seconds: float
 ) -> dict[str, Any]:
-    log("timing passes over 1 to 64 positions")
+    log_progress("timing passes over 1 to 64 positions")
     steps = range(1, num_draft + 2)  # positions of the steps that are timed below
     points = list(dict.fromkeys([*steps, *TARGET_POINTS]))
     needed = max(NEEDED, len(steps))
@@ -236,7 +238,7 @@ def in_turns(regular: Decode, speculative: Decode, turns: Iterable[int]) -> dict
         (DRAFT, speculative, "speculative decoding, again"),
         (REGULAR, regular, "regular decoding, closing baseline"),
     ):
-        log(what)
+        log_progress(what)
         repeat = [timed_turn(decode, turn, decided, time.perf_counter) for turn in turns]
         turns = range(len(repeat))
         timed[name].add(repeat)
@@ -247,7 +249,7 @@ def exactness(
     subject: Subject, num_draft: int, prompts: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """Checks that `exact=True` gives equal tokens without a draft, with a draft and in batches."""
-    log("exact decoding")
+    log_progress("exact decoding")
 
     def tokens(decoder: SpeculativeDecoder, texts: Sequence[str]) -> list[list[int]]:
         request = decoder.request(max_tokens=EXACT_TOKENS, reuse=False)
@@ -266,7 +268,7 @@ def exactness(
             speculative += tokens(drafted, [prompts[turn]])
         together = tokens(drafted, prompts[: len(regular)])
         rows = zip(regular, speculative, together, strict=True)
-        if different := sum(not a == b == c for a, b, c in rows):
+        if different := sum(1 for a, b, c in rows if not a == b == c):
             reason = f"{different} of {len(regular)} texts differ"
     except UserError as error:  # exact decoding is not possible on this device
         reason = str(error)

@@ -149,7 +149,7 @@ def table_rows(measured: dict[tuple[int, str], Measurement]) -> list[dict]:
     return rows
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run_server(args: argparse.Namespace, command: str) -> int:
     printing.check_writable(args.json)
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}

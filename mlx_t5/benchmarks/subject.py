@@ -112,7 +112,9 @@ def decoding(
     return run
 
 
-def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any) -> list[list[int]]:
+def decode_document(
+    decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any
+) -> list[list[int]]:
     """Decodes a document; returns the tokens of each sentence, which must be those of `texts`."""
     prefix = texts[0].partition(": ")[0] + ": "
     text = " ".join(text.removeprefix(prefix) for text in texts)

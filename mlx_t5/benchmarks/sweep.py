@@ -83,7 +83,7 @@ OPTIONS = {
 }
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run_sweep(args: argparse.Namespace, command: str) -> int:
     importlib.import_module("matplotlib")  # if it is missing, fails before the work
     picture, record_file = (args.output.with_name(args.output.name + e) for e in (".png", ".json"))
     figures_file = args.json or record_file
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, command: str) -> int:
     rows = [row | scores for row, scores in zip(rows, qualities, strict=True)]
     print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
-    pictures.draw_deltas(rows, best, f"{printing.listed(facts)}\n{command}", picture)
+    pictures.draw_deltas(rows, best, f"{printing.facts_line(facts)}\n{command}", picture)
     best = best and {name: best[name] for name in ("delta", "num_draft")}
     record = {"command": command, "environment": facts, "judged": count, "recommended": best}
     printing.write_record(figures_file, {**record, "regular": regular, "rows": rows})

@@ -52,7 +52,7 @@ def set_dtype(target: T5, dtype: mx.Dtype) -> None:
     target.join()
 
 
-def advice(float16: dict[int, float]) -> str:
+def faster_dtype(float16: dict[int, float]) -> str:
     one, five = (float16[m] for m in POINTS[:2])
     speed = f"{one:.2f} times as fast as in bfloat16 over one position, {five:.2f} times over 5"
     faster = "float16" if one * five > 1 else "bfloat16"

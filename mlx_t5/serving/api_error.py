@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 SIMPLE_PATHS = ("/translate", "/languages")  # LibreTranslate's, whose errors are a sentence
 MAX_NAME = 64  # characters shown of a field's name
-RETRY_SECONDS = 5  # default of Retry-After
+RETRY_SECONDS = 5  # Retry-After
 STOPPING_MESSAGE = "the server is shutting down"
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-COMPLAINTS = {
+MESSAGES = {  # by pydantic's types of errors
     "extra_forbidden": "there is no such field, or it is not supported; remove it",
     "none_required": "this is not supported; leave it out",
     "missing": "this field is needed",
@@ -61,8 +61,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        later = {"Retry-After": str(RETRY_SECONDS)} if status == 503 else {}
-        self.status, self.headers = status, {**later, **(headers or {})}
+        self.status, self.headers = status, dict(headers or {})
+        if status in (429, 503):
+            self.headers["Retry-After"] = str(RETRY_SECONDS)
         kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
 
@@ -102,11 +103,13 @@ def error_of_validation(errors: Sequence[dict[str, Any]], body: Any) -> ApiError
     found = [(p, e) for p, e in zip(paths, errors, strict=True) if p[:1] == paths[0][:1]]
     other_type = ("_type", "literal_error")
     found = [(p, e) for p, e in found if not e["type"].endswith(other_type)] or found
-    deepest, _ = max(found, key=lambda one: (len(one[0]), [p for p in one[0] if type(p) is int]))
-    message, *others = dict.fromkeys(_complaint(error) for path, error in found if path == deepest)
+    # Of equally deep errors, the one that is farthest in its lists.
+    deepest = max((p for p, _ in found), key=lambda p: (len(p), [n for n in p if type(n) is int]))
+    message, *others = dict.fromkeys(_message(error) for path, error in found if path == deepest)
     message = " or ".join([message, *(other.removeprefix("it must be ") for other in others)])
     param = "".join(f"[{p}]" if isinstance(p, int) else f".{shown(p, MAX_NAME)}" for p in deepest)
-    if param := param.removeprefix("."):
+    param = param.removeprefix(".")
+    if param:
         return ApiError(400, f"{param}: {message}", param)
     field = message.split()[0].rstrip(":")  # a sentence about several fields begins with one
     return ApiError(400, message, field if isinstance(body, dict) and field in body else None)
@@ -123,9 +126,9 @@ def _path(error: dict[str, Any], body: Any) -> list[str | int]:
     return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 
-def _complaint(error: dict[str, Any]) -> str:
+def _message(error: dict[str, Any]) -> str:
     message = error["msg"].removeprefix("Value error, ").replace(" after validation", "")
-    return COMPLAINTS.get(error["type"]) or re.sub(r"^[A-Z]\w+ should ", "it must ", message)
+    return MESSAGES.get(error["type"]) or re.sub(r"^[A-Z]\w+ should ", "it must ", message)
 
 
 def raised_at(error: BaseException) -> str:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -37,10 +36,9 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # "4XX" keeps FastAPI from describing its own validation errors, which are never sent.
-STATUSES: tuple[int | str, ...] = (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503)
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": api_error.ErrorBody} for status in STATUSES
-}
+ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503), {"model": api_error.ErrorBody}
+)
 
 public = APIRouter()
 
@@ -149,17 +147,12 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         path, root = scope["path"], self._root
-        refusal = self._refusal(Headers(scope=scope))
-        try:  # the target of a request is a whole URL if it is for a proxy
-            path = path if path.startswith("/") else urlsplit(path).path or "/"
-        except ValueError:
-            path, refusal = "/", ApiError(400, "the request's target is not a valid URL")
-            log.warning("a request was refused: its target is not a valid URL")
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
         # The HTTP server sends the answer to HEAD without its body.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "path": path, "root_path": root, "method": method}
+        refusal = self._refusal(Headers(scope=scope))
         status, size, began = 0, 0, time.monotonic()
 
         async def limited() -> MutableMapping[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
@@ -17,7 +17,7 @@ from mlx_t5.engine.document_results import DocumentInFlight
 from mlx_t5.engine.rows import Chunk, Result, Stats, TokenLogprob
 from mlx_t5.serving import responses
 from mlx_t5.serving.api_error import ApiError
-from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob
+from mlx_t5.serving.queue import GenerationJob
 from mlx_t5.serving.responses import AnsweredPiece, Usage
 from mlx_t5.text.detokenizer import BYTE, byte_speller, decode
 
@@ -26,50 +26,7 @@ Fields = dict[str, Any]
 if TYPE_CHECKING:
     from mlx_t5.serving.requests import TextRequest
 
-LEAST_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
-
-
-class EventStream:
-    """The events of one job. The thread that owns MLX sends them; the event loop receives them."""
-
-    def __init__(self, job: QueuedJob, jobs: JobQueue, receive: Callable[[], Any]):
-        """Submits the job, and cancels it when `receive` (ASGI) reports that the client left.
-
-        A document without words is not submitted, because nothing of it is decoded.
-        """
-        self.job: Any = job
-        self._jobs = jobs
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self.job.put = lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event)
-        if job.texts:
-            jobs.add(job)
-        self._watching = asyncio.create_task(self._watch(receive))
-
-    async def _watch(self, receive: Callable[[], Any]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass  # the event also comes when the response is complete
-        self._jobs.cancel(self.job)
-        self._events.put_nowait(ApiError(499, "the client went away"))
-
-    def close(self) -> None:
-        self._watching.cancel()
-        self._jobs.cancel(self.job)
-
-    async def next(self) -> Any:
-        """Waits for the next event; raises `ApiError` if the job failed or the client left."""
-        event = await self._events.get()
-        if isinstance(event, ApiError):
-            raise event
-        return event
-
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Yields all chunks of a job that decodes; a text that is not streamed has one chunk."""
-        unfinished = self.job.texts
-        while unfinished:
-            chunk = await self.next()
-            unfinished -= chunk.result is not None
-            yield chunk
+MIN_LOGPROB = -9999.0  # OpenAI's ChatCompletionTokenLogprob: "the token is very unlikely"
 
 
 @dataclass
@@ -79,9 +36,9 @@ class DocumentChunk(Chunk):
     fields: Fields = field(default_factory=dict)  # `pieces` and `stats` of a choice
 
 
-async def joined(
-    chunks: AsyncIterator[Chunk], document: DocumentInFlight, streamed: bool, detailed: bool
-) -> AsyncIterator[DocumentChunk]:
+async def document_chunks(
+    chunks: AsyncGenerator[Chunk, None], document: DocumentInFlight, streamed: bool, detailed: bool
+) -> AsyncGenerator[DocumentChunk, None]:
     """Joins the answers to a document's pieces, which come in any order.
 
     Args:
@@ -93,32 +50,36 @@ async def joined(
     Raises:
         ApiError: no piece could be decoded.
     """
-    early, result, shown = dict[int, Chunk](), document.result, list[AnsweredPiece]()
+    stats, pieces = document.stats, list[AnsweredPiece]()
     if not document.prompts:
-        fields: Fields = {"pieces": [], "stats": vars(document.stats)}
-        text = result.text or ""
-        yield DocumentChunk(text, [], [], [], document.stats, result, fields=fields)
-    async for chunk in chunks:
-        early[chunk.index] = chunk
-        while piece := early.pop(len(result.pieces), None):
-            kept = document.stats.kept
-            added = document.add(cast(Result, piece.result))
-            if added.result and added.result.error:
-                raise ApiError(500, added.result.error)
-            fields = {name: v for name, v in vars(result.pieces[-1]).items() if v is not None}
-            if detailed and document.stats.kept == kept:  # else the tokens are not in the document
-                fields["speculation"] = speculation(piece)
-            shown.append(AnsweredPiece(**fields))
-            if streamed or document.complete:
-                stats = vars(document.stats) | {"pieces": len(document.prompts)}
-                fields = {"pieces": shown, "stats": stats}
-                whole = added.result
-                yield DocumentChunk(added.text, [], [], [], document.stats, whole, fields=fields)
-                shown = []
+        fields: Fields = {"pieces": [], "stats": vars(stats)}
+        text = document.result.text or ""
+        yield DocumentChunk(text, [], [], [], stats, document.result, fields=fields)
+    early = dict[int, Chunk]()  # by index: answers that came before the answers to earlier pieces
+    async with aclosing(chunks):
+        async for answer in chunks:
+            early[answer.index] = answer
+            while len(document.result.pieces) in early:
+                answer = early.pop(len(document.result.pieces))
+                kept = stats.kept
+                added = document.add(cast(Result, answer.result))
+                if added.result and added.result.error:
+                    raise ApiError(500, added.result.error)
+                piece = vars(document.result.pieces[-1])
+                fields = {name: value for name, value in piece.items() if value is not None}
+                if detailed and stats.kept == kept:  # else the tokens are not in the document
+                    fields["speculation"] = speculation(answer)
+                pieces.append(AnsweredPiece(**fields))
+                if streamed or document.complete:
+                    counts = vars(stats) | {"pieces": len(document.prompts)}
+                    fields = {"pieces": pieces, "stats": counts}
+                    yield DocumentChunk(**vars(added), fields=fields)
+                    pieces = []
 
 
-class Spelling(NamedTuple):
-    r"""How an answer spells a token whose log-probability it reports.
+@dataclass(frozen=True)
+class DecodedToken:
+    r"""A single token as text, for log-probabilities.
 
     Bytes that are no whole character are escaped in `text`, as in OpenAI's API (`\xe4`).
     """
@@ -127,27 +88,27 @@ class Spelling(NamedTuple):
     bytes: list[int] | None  # what the token adds, in UTF-8; None for a special token or no token
 
 
-class TokenSpelling:
-    """A function that returns the `Spelling` of a token id."""
+class TokenDecoder:
+    """Decodes single tokens."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._spell = byte_speller(tokenizer)
+        self._bytes_of = byte_speller(tokenizer)
 
-    def __call__(self, token: int) -> Spelling:
+    def decode(self, token: int) -> DecodedToken:
         # A model has more ids than its tokenizer has tokens, and any id may be a likely one.
         name = self._tokenizer.convert_ids_to_tokens(token) or ""
         if token in self._special or not name:
-            return Spelling(name, None)
-        if self._spell:
-            data = self._spell(token)
+            return DecodedToken(name, None)
+        if self._bytes_of:
+            data = self._bytes_of(token)
         elif match := BYTE.fullmatch(name):
             data = bytes([int(match.group(1), 16)])
         else:  # decoded twice, so that the space before the second shows
             first = decode(self._tokenizer, [token])
             data = decode(self._tokenizer, [token, token])[len(first) :].encode()
-        return Spelling(data.decode(errors="backslashreplace"), list(data))
+        return DecodedToken(data.decode(errors="backslashreplace"), list(data))
 
 
 def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
@@ -156,20 +117,21 @@ def usage(job: GenerationJob, results: Sequence[Stats]) -> Usage:
     if job.document:
         prompt_tokens = sum(stats.prompt_tokens for stats in results)
     else:
-        sources: Any = [prompt.source for prompt in job.prompts]
-        prompt_tokens = sum(map(len, sources))
-    predicted = any(prompt.prediction is not None for prompt in job.prompts)
-    written = sum(stats.generated_tokens for stats in results)
-    counted: list[Any] = [s.speculation if predicted else s for s in results]
-    names = ("predicted", "predicted_accepted") if predicted else ("drafted", "accepted")
-    drafted, accepted = (sum(getattr(one, name) for one in counted) for name in names)
-    details = {"accepted_prediction_tokens": accepted}
-    details["rejected_prediction_tokens"] = drafted - accepted
+        prompt_tokens = sum(len(cast(Sequence[int], prompt.source)) for prompt in job.prompts)
+    generated = sum(stats.generated_tokens for stats in results)
+    if any(prompt.prediction is not None for prompt in job.prompts):
+        drafted = sum(stats.speculation.predicted for stats in results)
+        accepted = sum(stats.speculation.predicted_accepted for stats in results)
+    else:
+        drafted = sum(stats.drafted for stats in results)
+        accepted = sum(stats.accepted for stats in results)
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=written,
-        total_tokens=prompt_tokens + written,
-        completion_tokens_details=responses.TokenDetails(**details),
+        completion_tokens=generated,
+        total_tokens=prompt_tokens + generated,
+        completion_tokens_details=responses.TokenDetails(
+            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+        ),
     )
 
 
@@ -180,38 +142,42 @@ def speculation(chunk: Chunk) -> Fields:
     an extra entry in the list of tokens, with the origin "target".
     """
     # The last tokens of a stop string may have no piece of text.
-    written = [*zip(chunk.pieces, chunk.writers, strict=False)]
-    if rest := chunk.text[sum(map(len, chunk.pieces)) :]:
-        written.append((rest, "target"))
-    tokens = [{"text": text, "writer": writer} for text, writer in written]
+    origins = zip(chunk.pieces, chunk.writers, strict=False)
+    tokens = [{"text": text, "writer": writer} for text, writer in origins]
+    rest = chunk.text[sum(map(len, chunk.pieces)) :]
+    if rest:
+        tokens.append({"text": rest, "writer": "target"})
     return {"tokens": tokens, "stats": chunk.stats}
 
 
 class CompletionBuilder:
     """Builds the answer to a request for completions, whole or in chunks (responses.py)."""
 
-    def __init__(self, body: TextRequest, model: str, spell: Callable[[int], Spelling]):
-        self._model, self._spell = model, spell
+    answer_type: type[BaseModel] = responses.Completion
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, body: TextRequest, model: str, decode: Callable[[int], DecodedToken]):
         self.stream, self.detailed = bool(body.stream), bool(body.speculation)
         self.logprobs = body.alternatives is not None
-        self._id, self._created = uuid.uuid4().hex, int(time.time())
+        self.usage_at_end = bool(body.stream_options and body.stream_options.include_usage)
+        self._decode = decode
+        self._common: Fields = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": self.chunk_kind if self.stream else self.kind,
+            "created": int(time.time()),
+            "model": model,
+        }
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
-    def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
+    def answer(self, choices: Sequence[Fields], **usage: Usage) -> BaseModel:
         """The whole answer or one chunk; `choices` are made by `choice`."""
-        return responses.Completion(
-            object="text_completion", **self._fields("cmpl", choices, counts)
-        )
-
-    def _fields(self, kind: str, choices: Sequence[Fields], counts: Usage | None) -> Fields:
-        fields = {"id": f"{kind}-{self._id}", "created": self._created, "model": self._model}
-        return fields | {"choices": choices} | ({} if counts is None else {"usage": counts})
+        return self.answer_type(**self._common, choices=choices, **usage)
 
     def choice(self, chunk: Chunk) -> Fields:
         """A chunk as an entry of the answer's `choices`."""
-        result = chunk.result
-        # If the answer is not streamed, its only chunk has the whole text in the result.
-        text = chunk.text if self.stream or not result else result.text or ""
+        result, text = chunk.result, chunk.text
+        if result and not self.stream:  # the only chunk: the result has the whole text
+            text = result.text or ""
         choice = {
             "index": chunk.index,
             "logprobs": self._logprobs(chunk) if self.logprobs else None,
@@ -250,18 +216,17 @@ class CompletionBuilder:
         for token, value in entry.top:
             if token == entry.token:
                 named[text] = json_number(value)
-            elif (name := self._spell(token).text) != text:
+            elif self._decode(token).text != text:
                 # The likeliest comes first: of several tokens with one text it is kept.
-                named.setdefault(name, json_number(value))
+                named.setdefault(self._decode(token).text, json_number(value))
         return named
 
 
 class ChatBuilder(CompletionBuilder):
     """Builds the answer to a request for a chat completion, whole or in chunks."""
 
-    def answer(self, choices: Sequence[Fields], counts: Usage | None) -> BaseModel:
-        kind: Any = "chat.completion.chunk" if self.stream else "chat.completion"
-        return responses.ChatCompletion(object=kind, **self._fields("chatcmpl", choices, counts))
+    answer_type = responses.ChatCompletion
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def _text(self, index: int, text: str) -> Fields:
         message = {"content": text}
@@ -275,10 +240,10 @@ class ChatBuilder(CompletionBuilder):
 
     def _entry(self, entry: TokenLogprob) -> Fields:
         def named(token: int, value: float) -> Fields:
-            text, spelled = self._spell(token)
-            return {"token": text, "logprob": json_number(value), "bytes": spelled}
+            decoded = self._decode(token)
+            return {"token": decoded.text, "logprob": json_number(value), "bytes": decoded.bytes}
 
-        top = [named(*other) for other in entry.top]
+        top = [named(token, value) for token, value in entry.top]
         return {**named(entry.token, entry.logprob), "top_logprobs": top}
 
 
@@ -298,4 +263,4 @@ def completed(chunk: Chunk) -> list[str]:
 
 def json_number(logprob: float) -> float:
     """A log-probability for JSON, which has no -inf: at least -9999, as in OpenAI's API."""
-    return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB
+    return max(logprob, MIN_LOGPROB) if math.isfinite(logprob) else MIN_LOGPROB

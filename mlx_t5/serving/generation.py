@@ -4,7 +4,7 @@ A row is one text in a batch, or one beam search. Rows join and leave a running 
 steps; rows with the same number of beams share one batch. Rows, chunks and results are made as for
 `generate`.
 
-A place that becomes free goes to the waiting job that has the fewest rows in the batches, and among
+A slot that becomes free goes to the waiting job that has the fewest rows in the batches, and among
 equals to the oldest. So a small request waits neither for the other prompts of a large one nor for
 a whole document, and no job starves.
 
@@ -44,8 +44,7 @@ class GenerationBatches:
     ):
         self._decoder, self._max_batch = decoder, jobs.max_batch
         self._jobs, self._metrics, self._answers = jobs, metrics, answers
-        # The next row of each waiting job, and the rows after it; the oldest job comes first.
-        self._waiting: dict[GenerationJob, tuple[Row, Iterator[Row]]] = {}
+        self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come; the oldest first
         self._job_of: dict[Row, GenerationJob] = {}  # the unfinished rows of the schedulers
         self._restart()
 
@@ -57,24 +56,17 @@ class GenerationBatches:
         return [row for one in list(self._schedulers.values()) for row in one.engine.rows]
 
     def add(self, job: GenerationJob) -> None:
-        """Adds a job, whose rows join the batches one by one as places become free."""
-        self._advance(job, self._rows(job))
-
-    def _advance(self, job: GenerationJob, rows: Iterator[Row]) -> None:
-        """Lets the next of a job's rows wait; a job without further rows waits no longer."""
-        row = next(rows, None)
-        if row:
-            self._waiting[job] = row, rows
-        else:
-            self._waiting.pop(job, None)
+        """Adds a job, whose rows join the batches one by one as slots become free."""
+        self._waiting[job] = self._rows(job)
 
     def _rows(self, job: GenerationJob) -> Iterator[Row]:
-        texts, tokenizer = 0, self._decoder.tokenizer
-        vocab_size = self._decoder.model.config.vocab_size
+        tokenizer, vocab_size = self._decoder.tokenizer, self._decoder.model.config.vocab_size
+        index = 0
         try:
             for prompt in job.prompts:
                 for row in job.request.rows(prompt, tokenizer, vocab_size):
-                    row.index, texts = texts, texts + row.settings.num_return_sequences
+                    row.index = index
+                    index += row.settings.num_return_sequences
                     yield row
         except Exception as error:
             self._jobs.put(job, failure_of(error))
@@ -103,7 +95,7 @@ class GenerationBatches:
             for row in rows:
                 self._report(row)
 
-    def _count_step(self, scheduler: Scheduler, before: Sequence[int], rows: list[Row]) -> None:
+    def _count_step(self, scheduler: Scheduler, before: Counter[str], rows: list[Row]) -> None:
         """Updates the metrics after a step that advanced `rows`; `before` are their counts."""
         if not rows:
             return
@@ -112,30 +104,27 @@ class GenerationBatches:
         for row in rows:
             if row.stats.target_calls == 1:
                 metrics.queue_seconds.observe(began - self._job_of[row].submitted)
-        metrics.stepped(len(rows), scheduler.engine.gamma, seconds)
-        metrics.wrote(*(b - a for a, b in zip(before, row_counts(rows), strict=True)))
+        added = row_counts(rows) - before
+        metrics.stepped(len(rows), scheduler.engine.gamma, seconds, added)
 
     def _submit_rows(self) -> None:
-        for job in [*self._waiting]:  # a row whose text is known needs no place
-            while job in self._waiting and self._answers.has(self._waiting[job][0]):
-                self._submit_next(job)
+        """Submits rows while there are free slots, the next one of the job that has the fewest."""
         rows_of = Counter(self._job_of.values())
-        while self._waiting and self._has_free_place():
+        while self._waiting and self._has_free_slot():
             job = min(self._waiting, key=rows_of.__getitem__)
+            row = next(self._waiting[job], None)
+            if row is None:
+                del self._waiting[job]
+                continue
             rows_of[job] += 1
-            self._submit_next(job)
+            self._job_of[row] = job
+            self._scheduler_of(row).submit(row)
+            if row.finish_reason:  # unusable, or its text is known
+                self._report(row)
 
-    def _has_free_place(self) -> bool:
+    def _has_free_slot(self) -> bool:
         taken = sum(len(s.engine.rows) + len(s.waiting) for s in self._schedulers.values())
         return taken < self._max_batch
-
-    def _submit_next(self, job: GenerationJob) -> None:
-        row, rows = self._waiting[job]
-        self._job_of[row] = job
-        self._advance(job, rows)
-        self._scheduler_of(row).submit(row)
-        if row.finish_reason:
-            self._report(row)
 
     def recover(self, error: Exception) -> None:
         """Recovers from an error in an engine: fails the running rows, but no waiting rows."""
@@ -165,10 +154,12 @@ class GenerationBatches:
 
     def _report(self, row: Row) -> None:
         """Reports a row's new text to its job: after each step for a stream, else at the end."""
-        job, texts = self._job_of[row], texts_of(row) if row.finish_reason else [row]
-        if error := next((text.error for text in texts if text.error), None):
+        job = self._job_of[row]
+        texts = texts_of(row) if row.finish_reason else [row]
+        errors = [text.error for text in texts if text.error]
+        if errors:
             # A row without tokens never joined a batch: its prompt is unusable or too long.
-            self._fail(row, ApiError(500 if row.tokens else 400, error))
+            self._fail(row, ApiError(500 if row.tokens else 400, errors[0]))
             return
         if row.reported == 0 and (row.stats.target_calls == 1 or row.stats.reused):
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
@@ -177,9 +168,6 @@ class GenerationBatches:
         chunks = [text.chunk() for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
-            if not row.stats.reused:
-                seconds = row.stats.encode_seconds + row.stats.decode_seconds
-                self._jobs.row_seconds += (seconds - self._jobs.row_seconds) / 8
             self._end(row)
         for chunk in chunks:  # last, so that the metrics have counted the text
             chunk.stats = copy.copy(chunk.stats)  # the row's stats keep changing

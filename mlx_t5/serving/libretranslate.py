@@ -24,7 +24,6 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.api_error import ApiError, error_of_validation
-from mlx_t5.serving.builders import EventStream
 from mlx_t5.serving.openai import StrictRoute, has_key
 from mlx_t5.serving.queue import GenerationJob
 from mlx_t5.serving.requests import MAX_BEAMS, MAX_LANGUAGE
@@ -35,7 +34,6 @@ from mlx_t5.text.prompts import DocumentOptions, Prompt
 UNDETERMINED = "und"  # BCP 47
 OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-MAX_FIELDS = MAX_PIECES + 20  # of a form: its texts, and the other fields
 _NAME = re.compile(rb'\bname="?([^";\r\n]*)')
 Others = Mapping[Any, Sequence[str]]  # further texts of each prompt, the best first
 
@@ -89,8 +87,6 @@ async def _values(request: Request) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ApiError(400, "the form is not valid UTF-8") from None
-    except ValueError:
-        raise ApiError(400, f"the form has over {MAX_FIELDS} fields; send fewer") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be an object")
     return values | body
@@ -98,17 +94,17 @@ async def _values(request: Request) -> dict[str, Any]:
 
 def _fields(query: str, form: bytes, content_type: str) -> dict[str, Any]:
     """The fields of a query and a form; several of one name are a list. Files are left out."""
-    fields = parse_qs(query, True, max_num_fields=MAX_FIELDS)
-    if boundary := re.search('boundary="?([^";]+)', content_type):
+    fields = parse_qs(query, True)
+    boundary = re.search('boundary="?([^";]+)', content_type)
+    if boundary:
         delimiter = b"\r\n--" + boundary[1].encode()
-        if form.count(delimiter) > MAX_FIELDS:
-            raise ValueError("too many fields")
         for part in (b"\r\n" + form).split(delimiter)[1:]:
             head, _, value = part.partition(b"\r\n\r\n")
-            if (name := _NAME.search(head)) and b"filename" not in head:
+            name = _NAME.search(head)
+            if name and b"filename" not in head:
                 fields.setdefault(name[1].decode(), []).append(value.decode())
     else:
-        fields |= parse_qs(form.decode(), True, errors="strict", max_num_fields=MAX_FIELDS)
+        fields |= parse_qs(form.decode(), True, errors="strict")
     # Browsers send line breaks in forms as MIME's, not as the user typed them.
     fields = {name: [one.replace("\r\n", "\n") for one in fields[name]] for name in fields}
     return {name: one[0] if len(one) == 1 else one for name, one in fields.items()}
@@ -117,8 +113,9 @@ def _fields(query: str, form: bytes, content_type: str) -> dict[str, Any]:
 SCHEMA = {"schema": TranslateRequest.model_json_schema()}
 CONTENT = {"application/json": SCHEMA, FORM: SCHEMA, MULTIPART: SCHEMA}
 DESCRIBED = {"requestBody": {"required": True, "content": CONTENT}}
-STATUSES: tuple[int | str, ...] = (400, 403, 413, 415, 429, "4XX", 500, 503)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": SimpleError} for status in STATUSES}
+ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 403, 413, 415, 429, "4XX", 500, 503), {"model": SimpleError}
+)
 
 
 @router.post("/translate", response_model=Translation, responses=ERRORS, openapi_extra=DESCRIBED)
@@ -142,16 +139,19 @@ async def translate(request: Request) -> Response:
         prefix, code = service.translations.prefix(target, "" if source == AUTO else source)
     except UserError as error:
         raise ApiError(400, str(error).replace("_language", "")) from None
-    service.log_prompts(texts)
+    service.log_texts("prompts", texts)
     options = DocumentOptions("sentences", prefix, code)
     documents = await service.documents(texts, options, "q")
     prompts = [prompt for document in documents for prompt in document.prompts]
     answers = [best for (best,) in await _decoded(service, prompts, request.receive)]
-    others, count = dict[Any, Sequence[str]](), body.alternatives or 0
+    # A beam search for each sentence that differs finds the further translations. The first one
+    # stays that of greedy decoding, so it does not depend on `alternatives`.
+    others: dict[Any, Sequence[str]] = {}
+    count = body.alternatives or 0
     if count and not service.exact:  # exact decoding has no beams
-        prompts = [*{prompt.source: prompt for prompt in prompts}.values()]
-        searches = await _decoded(service, prompts, request.receive, count + 1)
-        for prompt, results in zip(prompts, searches, strict=True):
+        different = list({prompt.source: prompt for prompt in prompts}.values())
+        searches = await _decoded(service, different, request.receive, count + 1)
+        for prompt, results in zip(different, searches, strict=True):
             others[prompt.source] = [result.text for result in results if result.text]
     result = await asyncio.to_thread(_joined, documents, answers, others, count)
     if body.source == AUTO:
@@ -166,12 +166,10 @@ async def _decoded(
     service: Service, prompts: Sequence[Prompt], receive: Any, beams: int = 1
 ) -> list[list[Result]]:
     """The best `beams` texts of each prompt."""
-    size = min(len(prompts), service.worker.max_batch, service.limits.rows)
     settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
     request, texts = GenerationRequest(settings), len(prompts) * beams
-    job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts, pieces=True)
-    job.sources = [str(prompt.source) for prompt in prompts]
-    results = await service.results(EventStream(job, service.worker.jobs, receive))
+    job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
+    results = await service.results(job, receive)
     return [results[i : i + beams] for i in range(0, texts, beams)]
 
 
@@ -194,14 +192,16 @@ def _joined(
 def _alternatives(document: DocumentInFlight, others: Others, count: int) -> list[str]:
     """Up to `count` further translations: the n-th has the n-th other text of each sentence."""
     source: Any = document.document
-    best, rows = [piece.text for piece in document.result.pieces], list[list[str]]()
+    best = [piece.text for piece in document.result.pieces]
+    rows: list[list[str]] = []  # the other texts of each sentence
     for piece, prompt, text in zip(source.pieces, document.prompts, best, strict=True):
-        found = [
-            one for one in others.get(prompt.source, ()) if not source.loses_address(piece, one)
-        ]
-        rows.append([one for one in (source.answered(piece, o) for o in found) if one != text])
-    texts = dict[str, None]()
+        found = others.get(prompt.source, ())
+        usable = [one for one in found if not source.loses_address(piece, one)]
+        fitting = [source.answered(piece, one) for one in usable]
+        rows.append([one for one in fitting if one != text])
+    texts: dict[str, None] = {}  # an ordered set
     for n in range(count):
+        # A sentence without an n-th other text keeps its best one.
         pieces = [row[n] if n < len(row) else text for row, text in zip(rows, best, strict=True)]
         parts = [source.part(i, pieces) for i in range(len(pieces))]
         texts["".join([*parts, source.before(len(pieces))])] = None

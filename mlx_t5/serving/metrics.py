@@ -7,7 +7,8 @@ and accepted tokens divided by drafted tokens is the acceptance rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,10 +38,12 @@ class Metrics:
         help = "Prompts embedded, targets scored, answers scored to rank documents"
         self._scored = counter("t5_one_pass_items", help, ("kind",))
         self._prompt_tokens = counter("t5_prompt_tokens", "Source tokens read")
-        self._tokens = counter("t5_generated_tokens", "Tokens decided, end tokens included")
-        self._calls = counter("t5_target_calls", "Passes of the target, summed over rows")
-        self._drafted = counter("t5_drafted_tokens", "Proposals verified")
-        self._accepted = counter("t5_accepted_tokens", "Proposals kept")
+        self._totals = {  # of all rows, by their names in `row_counts`
+            "decided": counter("t5_generated_tokens", "Tokens decided, end tokens included"),
+            "target_calls": counter("t5_target_calls", "Passes of the target, summed over rows"),
+            "drafted": counter("t5_drafted_tokens", "Proposals verified"),
+            "accepted": counter("t5_accepted_tokens", "Proposals kept"),
+        }
         self._step_seconds = seconds("t5_step_seconds", "A step of the whole batch")
         help = "Proposals of the row that has most in a step; 0: nothing was proposed"
         self._proposals = histogram("t5_step_proposals", help, buckets=range(MOST + 1))
@@ -51,18 +54,20 @@ class Metrics:
         """Adds a gauge; `read` is called for its value whenever the metrics are requested."""
         Gauge(name, help, registry=self.registry).set_function(read)
 
-    def stepped(self, rows: int, proposals: int, seconds: float) -> None:
-        """Counts a step of `rows` rows; `proposals` is the largest number of proposals of a row."""
+    def stepped(self, rows: int, proposals: int, seconds: float, added: Mapping[str, int]) -> None:
+        """Counts a step.
+
+        Args:
+            rows: the number of rows that it advanced.
+            proposals: the largest number of proposals of a row.
+            seconds: its duration.
+            added: what it added to `row_counts`.
+        """
         self._occupancy.observe(rows)
         self._proposals.observe(proposals)
         self._step_seconds.observe(seconds)
-
-    def wrote(self, tokens: int, calls: int, drafted: int, accepted: int) -> None:
-        """Adds a step's totals: generated tokens, target calls, drafted tokens, accepted tokens."""
-        self._tokens.inc(tokens)
-        self._calls.inc(calls)
-        self._drafted.inc(drafted)
-        self._accepted.inc(accepted)
+        for name, count in added.items():
+            self._totals[name].inc(count)
 
     def finished(self, stats: Stats, reason: str) -> None:
         if stats.reused:
@@ -77,13 +82,17 @@ class Metrics:
         self._scored.labels(kind).inc(items)
 
 
-def row_counts(rows: Sequence[Row]) -> tuple[int, int, int, int]:
-    """Sums over rows: generated tokens, target calls, drafted tokens, accepted tokens.
+def row_counts(rows: Sequence[Row]) -> Counts[str]:
+    """Sums over rows.
 
     A row with beams counts one token per target call, and not the best beam's tokens: a shorter
     beam may become the best, but a counter must not fall.
     """
-    stats = [row.stats for row in rows]
-    tokens = sum(r.stats.target_calls if r.settings.num_beams > 1 else r.decided for r in rows)
-    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    return tokens, sum(s.target_calls for s in stats), drafted, accepted
+    counts = Counts[str]()
+    for row in rows:
+        stats = row.stats
+        counts["decided"] += stats.target_calls if row.settings.num_beams > 1 else row.decided
+        counts["target_calls"] += stats.target_calls
+        counts["drafted"] += stats.drafted
+        counts["accepted"] += stats.accepted
+    return counts

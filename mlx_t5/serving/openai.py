@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
-import gc
 import hmac
 import json
 import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -28,13 +27,15 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from mlx_t5.engine.rows import Chunk
+from mlx_t5.engine.rows import Chunk, Result
 from mlx_t5.scoring.pairs import Pair, ranking
 from mlx_t5.serving import builders, requests, responses
 from mlx_t5.serving.api_error import ApiError, failure_of
-from mlx_t5.serving.queue import ScoringJob
+from mlx_t5.serving.builders import DocumentChunk
+from mlx_t5.serving.queue import GenerationJob, ScoringJob, events, last_chunks
 from mlx_t5.serving.service import Service
 
+Builder = builders.CompletionBuilder
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 EVENTS = {"text/event-stream": {"schema": {**EVENT, "description": "a chunk as JSON, or [DONE]"}}}
 
@@ -48,15 +49,10 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-        # A body may have 300,000 lists. The garbage collector would scan them again and again, and
-        # the event loop would wait ten times as long.
-        gc.disable()
         try:
             return from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
-        finally:
-            gc.enable()
 
 
 class StrictRoute(APIRoute):
@@ -114,64 +110,62 @@ async def chat(body: requests.ChatRequest, request: Request) -> Response:
 async def predict(body: requests.PredictRequest, request: Request) -> responses.Prediction:
     """Returns the text that T5 generates for a prompt."""
     service = _service(request)
-    (result,) = await service.results(await service.submit(body, request.receive))
+    (result,) = await service.results(await service.generation_job(body), request.receive)
     return responses.Prediction(**vars(result))
 
 
 async def _openai(
-    body: requests.TextRequest, request: Request, builder_type: type[builders.CompletionBuilder]
+    body: requests.TextRequest, request: Request, builder_type: type[Builder]
 ) -> Response:
     service = _service(request, body.model)
-    builder = builder_type(body, service.model, service.spell)
-    stream = await service.submit(body, request.receive)
-    chunks = _chunks(stream, builder)
-    if not builder.stream:
-        async with aclosing(chunks):
-            last = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-        results: list[Any] = [chunk.result for chunk in last]
-        service.decoded(stream.job, results)
+    builder = builder_type(body, service.model, service.token_decoder.decode)
+    job = await service.generation_job(body)
+    chunks: AsyncGenerator[Chunk, None] = events(job, service.worker.jobs, request.receive)
+    if job.document:
+        chunks = builders.document_chunks(chunks, job.document, builder.stream, builder.detailed)
+    if builder.stream:
+        return await _streamed(service, job, chunks, builder)
+    last = await last_chunks(chunks)
+    results = [chunk.result for chunk in last]
+    service.log_texts("texts", [result.text for result in results])
 
-        def render() -> str:
-            counts = builders.usage(stream.job, [result.stats for result in results])
-            return _json(builder.answer([*map(builder.choice, last)], counts))
+    def render() -> str:
+        usage = builders.usage(job, [result.stats for result in results])
+        return _json(builder.answer([*map(builder.choice, last)], usage=usage))
 
-        # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
-        return Response(await asyncio.to_thread(render), media_type="application/json")
+    # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
+    return Response(await asyncio.to_thread(render), media_type="application/json")
+
+
+async def _streamed(
+    service: Service, job: GenerationJob, chunks: AsyncGenerator[Chunk, None], builder: Builder
+) -> Response:
     first = await anext(chunks)  # before the status is sent, as it may be an error
 
-    async def events() -> AsyncIterator[str]:
-        results = list[Any]()
+    async def server_sent_events() -> AsyncIterator[str]:
+        results = list[Result]()
         chunk: Chunk | None = first
         try:
             async with aclosing(chunks):
                 while chunk:
-                    results += [chunk.result] if chunk.result else []
-                    shown = chunk.text or chunk.result or isinstance(chunk, builders.DocumentChunk)
-                    if shown or builder.logprobs or builder.detailed:
-                        yield _event(builder.answer([builder.choice(chunk)], None))
+                    if chunk.result:
+                        results.append(chunk.result)
+                    is_new = chunk.text or chunk.result or isinstance(chunk, DocumentChunk)
+                    if is_new or builder.logprobs or builder.detailed:
+                        yield _event(builder.answer([builder.choice(chunk)]))
                     chunk = await anext(chunks, None)
-            if body.stream_options and body.stream_options.include_usage:
-                counts = builders.usage(stream.job, [result.stats for result in results])
-                yield _event(builder.answer([], counts))
-            service.decoded(stream.job, results)
+            if builder.usage_at_end:
+                usage = builders.usage(job, [result.stats for result in results])
+                yield _event(builder.answer([], usage=usage))
+            service.log_texts("texts", [result.text for result in results])
             yield "data: [DONE]\n\n"
         except Exception as error:
             yield _event(failure_of(error).body)
 
     unbuffered = {"X-Accel-Buffering": "no"}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=unbuffered)
-
-
-async def _chunks(
-    stream: builders.EventStream, builder: builders.CompletionBuilder
-) -> AsyncGenerator[Chunk, None]:
-    """Yields the chunks of an answer; cancels the job when it is not read to its end."""
-    with closing(stream):
-        chunks: AsyncIterator[Chunk] = stream.chunks()
-        if document := stream.job.document:
-            chunks = builders.joined(chunks, document, builder.stream, builder.detailed)
-        async for chunk in chunks:
-            yield chunk
+    return StreamingResponse(
+        server_sent_events(), media_type="text/event-stream", headers=unbuffered
+    )
 
 
 def _json(body: BaseModel) -> str:
@@ -208,21 +202,27 @@ async def embeddings(body: requests.EmbeddingRequest, request: Request) -> Respo
     prefix = service.task(body.task, body.inputs).prefix
     ids = await service.token_ids(body.inputs, "input", prefix)
     usage = _usage(ids)
-    job = ScoringJob(kind="embed", prompt_tokens=usage.prompt_tokens, ids=ids)
-    job.normalize = bool(body.normalize)
+    job = ScoringJob(
+        kind="embed",
+        prompt_tokens=usage.prompt_tokens,
+        ids=ids,
+        normalize=bool(body.normalize),
+    )
     vectors = await service.score_or_embed(job, request.receive)
 
-    def answer() -> Response:
+    def render() -> Response:
         entries = []
         for i, vector in enumerate(vectors):
             numbers: Any = np.asarray(vector, "<f4")
-            is_base64 = body.encoding_format == "base64"
-            embedding = base64.b64encode(numbers).decode() if is_base64 else numbers.tolist()
+            if body.encoding_format == "base64":
+                embedding: Any = base64.b64encode(numbers).decode()
+            else:
+                embedding = numbers.tolist()
             entries.append({"object": "embedding", "index": i, "embedding": embedding})
         fields = {"object": "list", "data": entries, "model": service.model}
         return JSONResponse({**fields, "usage": usage.model_dump()})
 
-    return await asyncio.to_thread(answer)  # writing millions of numbers takes a while
+    return await asyncio.to_thread(render)  # writing millions of numbers takes a while
 
 
 @router.post(
@@ -242,16 +242,16 @@ async def score(body: requests.ScoreRequest, request: Request) -> Response:
     job = ScoringJob(kind="score", prompt_tokens=usage.prompt_tokens, pairs=pairs)
     scores = await service.score_or_embed(job, request.receive)
 
-    def answer() -> Response:
+    def render() -> Response:
         data = []
         for i, score in enumerate(scores):
-            tokens = [service.spell(token).text for token in score.tokens]
+            tokens = [service.token_decoder.decode(token).text for token in score.tokens]
             fields = {"logprob": score.logprob, "token_logprobs": score.token_logprobs}
             data.append(responses.ScoreEntry(index=i, tokens=tokens, **fields))
-        body = responses.ScoreList(object="list", data=data, model=service.model, usage=usage)
-        return Response(body.model_dump_json(), media_type="application/json")
+        answer = responses.ScoreList(object="list", data=data, model=service.model, usage=usage)
+        return Response(answer.model_dump_json(), media_type="application/json")
 
-    return await asyncio.to_thread(answer)  # a request may have 300,000 tokens
+    return await asyncio.to_thread(render)  # a request may have 300,000 tokens
 
 
 @router.post("/rerank", response_model_exclude_none=True, tags=["scores"])

@@ -1,14 +1,15 @@
 """Defines jobs, and the queue that hands them to the thread that owns MLX.
 
 Every request becomes a job in the `JobQueue`. The thread gets new jobs in rounds, the iterations of
-its loop.
+its loop, and sends their events; the event loop receives them from `events`.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,29 +20,25 @@ from mlx_t5.scoring.pairs import Pair
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.text.prompts import Prompt
 
-LONGEST_RETRY = 60  # maximum of Retry-After in seconds
 REST_SECONDS = 10  # longest wait for work before a round
 
 Event = Chunk | list[Any] | ApiError
+Receive = Callable[[], Awaitable[Any]]  # of ASGI: returns the next message about the client
 
 
 @dataclass(eq=False, kw_only=True)
 class QueuedJob:
-    """A job, its places in the queue, and its progress."""
+    """A job and its progress."""
 
-    size: int  # places that the job takes in the queue at most
-    texts: int  # number of texts; for other jobs than decoding, of places
+    texts: int  # number of texts; a job that only scores counts as fewer than it has
+    # Whether prompts are pieces of texts. If one fails, the others go on; else it ends the job.
+    pieces: bool = False
     # Sends an event to the client: a `Chunk` of a text, the list of all values (scores or
     # vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it must
     # not wait.
     put: Callable[[Event], Any] = lambda event: None
     unfinished: int = 0  # texts that are not done
     submitted: float = 0.0  # by the queue's clock
-
-    @property
-    def places(self) -> int:
-        """The number of places that the job still takes in the queue."""
-        return min(self.size, self.unfinished)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,23 +47,20 @@ class GenerationJob(QueuedJob):
 
     request: GenerationRequest
     prompts: Sequence[Prompt]
-    # Whether prompts are pieces of texts. If one fails, the others go on; else it ends the job.
-    pieces: bool = False
     document: DocumentInFlight | None = None  # if all pieces belong to one text
-    sources: Sequence[str] = ()  # the prompts as texts; none for those that are token ids
 
 
 @dataclass(eq=False, kw_only=True)
 class ScoringJob(QueuedJob):
     """A job that needs no decoding: it scores pairs of a prompt and a target, or embeds prompts."""
 
-    size: int = 1
     texts: int = 1
     kind: str  # "score", "rerank" or "embed"
     prompt_tokens: int  # for the metrics
     pairs: list[Pair] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)  # of each prompt to embed
     normalize: bool = False
+    values: dict[int, Any] = field(default_factory=dict)  # scores or vectors so far, by index
 
     @property
     def count(self) -> int:
@@ -83,7 +77,6 @@ class JobQueue:
     def __init__(self, max_batch: int, max_queue: int, clock: Callable[[], float]):
         """Decodes at most `max_batch` texts at a time; at most `max_queue` texts wait."""
         self.max_batch, self._max_queue, self.clock = max_batch, max_queue, clock
-        self.row_seconds = 0.0  # moving average of the time to encode and decode a row
         self._changed = threading.Condition()
         self._jobs: dict[QueuedJob, None] = {}  # an ordered set
         self._new: list[QueuedJob] = []
@@ -97,9 +90,13 @@ class JobQueue:
 
     @property
     def admitted(self) -> int:
-        """The number of places taken by texts that are being decoded or wait."""
+        """The number of slots taken by texts that are being decoded or wait."""
         with self._changed:
-            return sum(job.places for job in self._jobs)
+            return sum(self._slots(job, job.unfinished) for job in self._jobs)
+
+    def _slots(self, job: QueuedJob, texts: int) -> int:
+        """The number of slots that texts of a job take; a long document takes no more than run."""
+        return min(texts, self.max_batch) if job.pieces else texts
 
     @property
     def waited(self) -> float:
@@ -112,12 +109,11 @@ class JobQueue:
         with self._changed:
             if self._closed is not None:
                 raise ApiError(503, self._closed)
-            if self.admitted + job.size > self.max_batch + self._max_queue:
-                seconds = math.ceil(self.admitted / self.max_batch * self.row_seconds)
-                seconds = max(1, min(seconds, LONGEST_RETRY))
-                message, headers = f"try again in {seconds} s", {"Retry-After": str(seconds)}
-                raise ApiError(429, f"the queue is full; {message}", None, "queue_full", headers)
-            job.submitted, job.unfinished = self.clock(), job.texts
+            slots = self.admitted + self._slots(job, job.texts)
+            if slots > self.max_batch + self._max_queue:
+                raise ApiError(429, "the queue is full; try again later", code="queue_full")
+            job.submitted = self.clock()
+            job.unfinished = job.texts
             if not self._jobs:
                 self._progressed = job.submitted
             self._jobs[job] = None
@@ -150,12 +146,16 @@ class JobQueue:
         """
         with self._changed:
             self._progressed = self.clock()
-            ended = lambda: not (self.open or self._jobs)  # noqa: E731
-            self._changed.wait_for(
-                lambda: busy or self._new or self._cancelled or ended(), REST_SECONDS
-            )
-            new, cancelled, self._new, self._cancelled = self._new, self._cancelled, [], []
-            return None if ended() else (new, cancelled)
+            if not busy:
+                self._changed.wait_for(self._has_changes, REST_SECONDS)
+            if not (self.open or self._jobs):
+                return None
+            new, cancelled = self._new, self._cancelled
+            self._new, self._cancelled = [], []
+            return new, cancelled
+
+    def _has_changes(self) -> bool:
+        return bool(self._new or self._cancelled) or not (self.open or self._jobs)
 
     def put(self, job: QueuedJob, event: Event) -> None:
         """Sends an event to the client; cancels the job if the server's event loop has ended."""
@@ -170,3 +170,49 @@ class JobQueue:
             job.unfinished -= texts
             if not job.unfinished:
                 self._jobs.pop(job, None)
+
+
+async def events(job: QueuedJob, jobs: JobQueue, receive: Receive) -> AsyncGenerator[Any, None]:
+    """Submits a job, and yields its events: chunks until all texts are finished, or one list.
+
+    The job is cancelled if the generator is closed early, or if the client leaves. A document
+    without words is not submitted, because nothing of it is decoded.
+
+    Raises:
+        ApiError: the queue is full or closed, the job failed, or the client left.
+    """
+    received: asyncio.Queue[Event] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    # The thread that owns MLX calls this.
+    job.put = lambda event: loop.call_soon_threadsafe(received.put_nowait, event)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass  # the event also comes when the response is complete
+        jobs.cancel(job)
+        received.put_nowait(ApiError(499, "the client went away"))
+
+    unfinished = job.texts
+    if not unfinished:
+        return
+    jobs.add(job)
+    watching = asyncio.create_task(watch())
+    try:
+        while unfinished:
+            event = await received.get()
+            if isinstance(event, ApiError):
+                raise event
+            if isinstance(event, list):
+                unfinished = 0
+            elif event.result:
+                unfinished -= 1
+            yield event
+    finally:
+        watching.cancel()
+        jobs.cancel(job)
+
+
+async def last_chunks(chunks: AsyncGenerator[Any, None]) -> list[Any]:
+    """The chunks of a job that does not stream, one for each text, in the order of the texts."""
+    async with aclosing(chunks):
+        return sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)

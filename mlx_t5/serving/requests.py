@@ -2,8 +2,8 @@
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields of OpenAI's
 API that ask for something else than a text (`tools`, `audio`, …) may only have the values that
-change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list, and among
-unknown fields, only the first error is reported, because a body of 1 MiB may have 300,000 errors.
+change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list only the
+first error is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ MAX_BEAMS = 16  # hypotheses per prompt; each costs as much as a text
 MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
 # OpenAI's API has the same limit of the temperature.
-MOST = {"max_tokens": LARGEST_COUNT, "temp": 2, "num_draft": MAX_NUM_DRAFT, "num_beams": MAX_BEAMS}
+MAX_VALUES = {
+    "max_tokens": LARGEST_COUNT,
+    "temp": 2,
+    "num_draft": MAX_NUM_DRAFT,
+    "num_beams": MAX_BEAMS,
+}
 MAX_ALTERNATIVES = 20  # log-probabilities per token
 MAX_PARTS = 64  # parts of a chat message
 MAX_LANGUAGE = 16  # characters of a language's code
@@ -59,6 +64,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
+# OpenAI's fields that do not concern the text.
+UNUSED = (
+    "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "metadata", "parallel_tool_calls",
+)  # fmt: skip
 Language = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE)] | None
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # in OpenAI's chats
 ONE_TURN = (["user"], ["system", "user"], ["developer", "user"])
@@ -68,16 +78,7 @@ OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s
 class Request(BaseModel):
     """The base of all requests: types are strict, and unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_unknown_field(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        fields = cls.model_fields
-        unknown = [next((name for name in body if name not in fields), None)]
-        return {name: body[name] for name in [*fields, *unknown] if name in body}
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 def _field(name: str, setting: Setting) -> Any:
@@ -87,8 +88,9 @@ def _field(name: str, setting: Setting) -> Any:
     if allowed.kind is not bool:
         least = min([allowed.least, *(n for n in allowed.besides if not isinstance(n, str))])
         bounds = {"gt": 0} if least == math.ulp(0.0) else {"ge": least}
-        most = min(allowed.most, MOST.get(name, math.inf))
-        bounds |= {"le": most} if most < math.inf else {}
+        most = min(allowed.most, MAX_VALUES.get(name, math.inf))
+        if most < math.inf:
+            bounds["le"] = most
 
     def fit(value: Any) -> Any:
         if not allowed.holds(value):
@@ -98,7 +100,8 @@ def _field(name: str, setting: Setting) -> Any:
     number = Number if allowed.kind is float else allowed.kind
     kind: Any = Annotated[number, Field(**bounds), AfterValidator(fit)]
     for word in allowed.besides:
-        kind = kind | Literal[word] if isinstance(word, str) else kind
+        if isinstance(word, str):
+            kind = kind | Literal[word]
     return kind | None, Field(None, description=setting.help)
 
 
@@ -116,25 +119,25 @@ def _only(*values: Any) -> Any:
             raise ValueError("this is not supported; leave it out")
         return value
 
-    shown = Field(json_schema_extra={"enum": [None, *values]})
-    return Annotated[Any, AfterValidator(check), shown], None
+    schema = Field(json_schema_extra={"enum": [None, *values]})
+    return Annotated[Any, AfterValidator(check), schema], None
 
 
-_requested: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
-_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_requested)
-_WithChoices: Any = create_model(
-    "_WithChoices",
-    __base__=Request,
-    split=_one_of(
+_settings: Any = {s.request: _field(name, s) for name, s in SETTINGS.items() if s.request}
+_choices: Any = {
+    "split": _one_of(
         SPLITS,
         "decode the text piece by piece, each after the task's prefix, and join the answers with "
         "the text between the pieces; the answer also lists the pieces",
     ),
-    file_type=_one_of(
+    "file_type": _one_of(
         FILE_TYPES, "if the text is split: its file's type; subtitles keep their times"
     ),
     **{name: _only(*values) for name, values in NEUTRAL.items()},
-)
+    **dict.fromkeys(UNUSED, (Unused, None)),
+}
+_WithSettings: Any = create_model("_WithSettings", __base__=Request, **_settings)
+_WithChoices: Any = create_model("_WithChoices", __base__=Request, **_choices)
 
 
 class TextPart(Request):
@@ -170,16 +173,14 @@ class Decoding(_WithSettings):
     """
 
     text_field: ClassVar[str] = "prompt"  # the name of the field that has the text to work on
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
-        None, description="the same seed gives the same text; absent: a new seed each time"
-    )
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    """the same seed gives the same text; absent: a new seed each time"""
     stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    draft: bool | None = Field(None, description="false decodes regularly, without proposals")
-    prediction: PredictedContent | None = Field(
-        None,
-        description="the expected text: proposals are copied from it, which makes decoding faster "
-        "where it is right; with delta 0 the answer does not change",
-    )
+    draft: bool | None = None
+    """false decodes regularly, without proposals"""
+    prediction: PredictedContent | None = None
+    """the expected text: proposals are copied from it, which makes decoding faster where it is
+    right; with delta 0 the answer does not change"""
     task: Task = None
 
     @property
@@ -204,9 +205,15 @@ class Decoding(_WithSettings):
 
 
 class PredictRequest(Decoding):
-    """The body of POST /predict, the simplest request."""
+    """The body of POST /predict, the simplest request: one text, whole."""
 
     prompt: Text
+    n: ClassVar[None] = None
+    stream: ClassVar[None] = None
+    speculation: ClassVar[None] = None
+    alternatives: ClassVar[None] = None
+    target_language: ClassVar[None] = None
+    unit: ClassVar[str] = "none"
 
     @property
     def prompts(self) -> list[str]:
@@ -217,7 +224,8 @@ class StreamOptions(Request):
     """Options for an answer that is sent as a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
+    include_obfuscation: bool | None = None
+    """accepted; nothing is added"""
 
 
 class OpenAIRequest(Decoding, _WithChoices):
@@ -227,27 +235,14 @@ class OpenAIRequest(Decoding, _WithChoices):
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculation: bool | None = Field(
-        None, description="also report each token's origin (draft, copy or target), and counts"
-    )
-    target_language: Language = Field(
-        None,
-        description="translate into this language, such as de, with the model's own prefix for it; "
-        "the text is split into sentences, unless n, logprobs or prediction need it whole",
-    )
-    source_language: Language = Field(
-        None,
-        description="if the text is split or translated: its language, such as de, whose rules say "
-        "where a sentence ends; absent: the language that the prefix names, or English",
-    )
-    user: Unused = None
-    safety_identifier: Unused = None
-    service_tier: Unused = None
-    prompt_cache_key: Unused = None
-    prompt_cache_retention: Unused = None
-    prompt_cache_options: Unused = None
-    metadata: Unused = None
-    parallel_tool_calls: Unused = None
+    speculation: bool | None = None
+    """also report each token's origin (draft, copy or target), and counts"""
+    target_language: Language = None
+    """translate into this language, such as de, with the model's own prefix for it; the text is
+    split into sentences, unless n, logprobs or prediction need it whole"""
+    source_language: Language = None
+    """if the text is split or translated: its language, such as de, whose rules say where a
+    sentence ends; absent: the language that the prefix names, or English"""
 
     @property
     def unit(self) -> str:
@@ -258,11 +253,10 @@ class OpenAIRequest(Decoding, _WithChoices):
     @model_validator(mode="after")
     def _consistent(self) -> OpenAIRequest:
         beams = self.settings.get("num_beams", 1)
-        fields = {"stream": self.stream and self.unit == "none"}
-        fields |= {"logprobs": self.alternatives is not None}
-        for name, used in fields.items():
-            if beams > 1 and used:
-                raise ValueError(f"num_beams cannot be combined with {name}")
+        if beams > 1 and self.stream and self.unit == "none":
+            raise ValueError("num_beams cannot be combined with stream")
+        if beams > 1 and self.alternatives is not None:
+            raise ValueError("num_beams cannot be combined with logprobs")
         if 1 < beams < (self.n or 1):
             raise ValueError("n is above num_beams")
         if self.stream_options and not self.stream:
@@ -281,9 +275,8 @@ class OpenAIRequest(Decoding, _WithChoices):
 class CompletionRequest(OpenAIRequest):
     """The body of POST /v1/completions."""
 
-    prompt: (
-        Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
-    ) = Field(description="one text or several, or the same as token ids")
+    prompt: Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
+    """one text or several, or the same as token ids"""
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
 
     @property
@@ -345,9 +338,10 @@ class ChatRequest(OpenAIRequest):
     def settings(self) -> dict[str, Any]:
         """The settings in the request; of `max_tokens` and `max_completion_tokens` the smaller."""
         values = super().settings
-        most = values.get("max_tokens"), self.max_completion_tokens
-        limits = [n for n in most if n is not None]
-        return values | ({"max_tokens": min(limits)} if limits else {})
+        if self.max_completion_tokens is not None:
+            limit = values.get("max_tokens", self.max_completion_tokens)
+            values["max_tokens"] = min(limit, self.max_completion_tokens)
+        return values
 
     @property
     def prompts(self) -> list[str]:
@@ -362,7 +356,9 @@ class ChatRequest(OpenAIRequest):
     @property
     def alternatives(self) -> int | None:
         """The number of likeliest tokens to show per position; None: no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        if not self.logprobs:
+            return None
+        return self.top_logprobs or 0
 
 
 TextRequest = CompletionRequest | ChatRequest
@@ -371,16 +367,16 @@ TextRequest = CompletionRequest | ChatRequest
 class EmbeddingRequest(Request):
     """The body of POST /v1/embeddings."""
 
-    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
-        description="one text or several, or the same as token ids"
-    )
+    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many]
+    """one text or several, or the same as token ids"""
     model: Model = None
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: the bytes of float32 numbers, little-endian"
-    )
-    normalize: bool | None = Field(None, description="true: scale vectors to length 1")
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: the bytes of float32 numbers, little-endian"""
+    normalize: bool | None = None
+    """true: scale vectors to length 1"""
     task: Task = None
-    dimensions: None = Field(None, description="not supported: absent")
+    dimensions: None = None
+    """not supported: absent"""
     user: Unused = None
 
     @property
@@ -392,9 +388,8 @@ class ScoreRequest(Request):
     """The body of POST /v1/score."""
 
     prompt: Text | TokenIds
-    targets: Annotated[list[Text | TokenIds], Scored] = Field(
-        description="the end token is added to a text; token ids are scored as they are"
-    )
+    targets: Annotated[list[Text | TokenIds], Scored]
+    """the end token is added to a text; token ids are scored as they are"""
     task: Task = None
     model: Model = None
 
@@ -421,4 +416,4 @@ class RerankRequest(Request):
 
     @property
     def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
+        return [one if isinstance(one, str) else one.text for one in self.documents]

@@ -23,6 +23,9 @@ def named_words(folder: Path) -> tuple[str, str] | None:
     """The words of the published model that a folder's name, origin or model card names."""
     card = [file.read_text("utf-8", "replace") for file in folder.glob("README.md")]
     names = "\n".join([folder.resolve().name, source_of(folder) or "", *card])
-    pattern = "|".join(f"({name})" for name in WORDS_BY_NAME)
-    first = re.search(pattern, names, re.IGNORECASE)
-    return [*WORDS_BY_NAME.values()][(first.lastindex or 1) - 1] if first else None
+    by_position: dict[int, tuple[str, str]] = {}
+    for pattern, words in WORDS_BY_NAME.items():
+        match = re.search(pattern, names, re.IGNORECASE)
+        if match:
+            by_position[match.start()] = words
+    return by_position[min(by_position)] if by_position else None  # a card names others, too

@@ -1,4 +1,4 @@
-"""Saves the prompts that a server has decoded, from which `distill.py --data` trains a draft."""
+"""Saves the prompts of a server's requests, from which `distill.py --data` trains a draft."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SavedPrompts:
         """Appends new prompts; a full disk ends saving, but no request."""
         new = [p for p in dict.fromkeys(prompts) if hash(p) not in self.seen]
         new = new[: max(0, self.most - len(self.seen))]
-        self.seen.update(map(hash, new))
+        self.seen.update(hash(p) for p in new)
         size = os.fstat(self.file.fileno()).st_size
         data = "".join(json.dumps({"prompt": p}, ensure_ascii=False) + "\n" for p in new).encode()
         try:

@@ -11,8 +11,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError, refusing
-from mlx_t5.serving.builders import EventStream, TokenSpelling
-from mlx_t5.serving.queue import GenerationJob, ScoringJob
+from mlx_t5.serving.builders import TokenDecoder
+from mlx_t5.serving.queue import GenerationJob, Receive, ScoringJob, events, last_chunks
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.worker import Worker
@@ -36,10 +36,9 @@ from mlx_t5.text.prompts import DocumentOptions, Prompt, token_ids
 
 log = logging.getLogger(__name__)
 
+Body = requests.PredictRequest | requests.TextRequest
 MAX_PIECES = 5_000  # of a document
-SHORT = 20_000  # characters of texts that are cut at once; longer texts are cut one after another
-DOUBTFUL = "a text may begin with a prefix; to use one, send task or system message"
-PASSES_A_TEXT = 16  # this many full batches to score or embed count as one text in the queue
+BATCHES_PER_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
 
@@ -95,7 +94,7 @@ class Service:
             delta: the default `delta` (leniency) of requests.
             log_prompts: whether to log prompts and texts.
             presets: defaults and tasks from the model's own files.
-            saved: where to save the prompts that are decoded.
+            saved: where to save the prompts of valid requests.
 
         Raises:
             UserError: the models cannot be loaded, there is no tokenizer, or exact decoding does
@@ -103,13 +102,19 @@ class Service:
         """
         decoder = worker.start()
         self.worker, self.limits, self.model = worker, limits, model
-        self.presets, self._base_settings = presets or Presets(), decoder.defaults
+        self.created = int(time.time())
+        self.presets = presets or Presets()
+        self.saved = saved
+        self._logs_prompts = log_prompts
+        self._base_settings = decoder.defaults
         self._default_settings = combined({"delta": delta}, self.presets.general.settings)
         self.defaults = replace(self._base_settings, **self._default_settings)
         self.drafts = decoder.draft is not None or decoder.copy is not None
         self.exact = decoder.exact
-        width = decoder.target(worker.max_batch).width if self.exact else requests.MAX_NUM_DRAFT + 1
-        self.max_num_draft = min(requests.MAX_NUM_DRAFT, width - 1)
+        self.max_num_draft = requests.MAX_NUM_DRAFT
+        if self.exact:
+            width = decoder.target(worker.max_batch).width
+            self.max_num_draft = min(self.max_num_draft, width - 1)
         try:
             if decoder.tokenizer is None:
                 message = "the target's folder has no tokenizer, which a server needs: fetch it"
@@ -122,14 +127,12 @@ class Service:
         except UserError:
             worker.stop()
             raise
-        self._logs_prompts, self.saved, self.created = log_prompts, saved, int(time.time())
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
-        self._cutting = asyncio.Lock()  # for long texts, so that short ones find a thread
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
-        self.spell = TokenSpelling(self.tokenizer)
+        self.token_decoder = TokenDecoder(self.tokenizer)
         self.rerank_words = self.presets.rerank_words or (TRUE, FALSE)
 
     @property
@@ -140,23 +143,19 @@ class Service:
         ranks: list[Capability] = ["rerank"] if ranks_by(self.tokenizer, self.rerank_words) else []
         return ["completions", "score", *ranks, "embeddings"]
 
-    def log_prompts(self, prompts: Sequence[Any]) -> None:
+    def log_texts(self, what: str, texts: Sequence[Any]) -> None:
         if self._logs_prompts:
-            log.info("prompts: %r", list(prompts))
+            log.info("%s: %r", what, list(texts))
 
-    def decoded(self, job: GenerationJob, results: Sequence[Result]) -> None:
-        """Logs the texts of a job, and saves its prompts, if the server's options say so."""
-        if self._logs_prompts:
-            log.info("texts: %r", [result.text for result in results])
+    def save_prompts(self, prompts: Sequence[str]) -> None:
         if self.saved:
-            self.saved.add(job.sources)
+            self.saved.add(prompts)
 
-    async def results(self, stream: EventStream) -> list[Result]:
-        """Waits for a job's results, in the order of its texts."""
-        with closing(stream):
-            chunks = [chunk async for chunk in stream.chunks()]
-        results: list[Any] = [c.result for c in sorted(chunks, key=lambda chunk: chunk.index)]
-        self.decoded(stream.job, results)
+    async def results(self, job: GenerationJob, receive: Receive) -> list[Result]:
+        """Submits a job and waits for its results, in the order of its texts."""
+        chunks = await last_chunks(events(job, self.worker.jobs, receive))
+        results = [chunk.result for chunk in chunks]
+        self.log_texts("texts", [result.text for result in results])
         return results
 
     async def token_ids(
@@ -174,34 +173,37 @@ class Service:
         Raises:
             ApiError: a text is empty, too long or not valid, or an id is not in the vocabulary.
         """
-        prefixed: list[Any] = [prefix + text if isinstance(text, str) else text for text in texts]
-        fields = [f"{param}[{i}]" for i in range(len(texts))] if len(texts) > 1 else [param]
-        given = dict(zip(fields, prefixed, strict=False))
-        for name, text in given.items():
-            self._require_short(text, name)
+        by_field: dict[str, Any] = {}
+        for i, text in enumerate(texts):
+            name = f"{param}[{i}]" if len(texts) > 1 else param
+            by_field[name] = prefix + text if isinstance(text, str) else text
+            self._check_length(by_field[name], name)
+        pooling: Pooling | None = self._model.pooling if param == "input" else None
 
-        def tokenize() -> list[list[int]]:
-            pooling: Pooling | None = self._model.pooling if param == "input" else None
-            what, all_ids = NAMES.get(param, param), []
-            for name, text in given.items():
-                pooled = pooling if isinstance(text, str) and text.strip() else None
-                text = pooled.prompt + text if pooled else text
-                with refusing(name):
-                    ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
-                all_ids.append(pooled.cut(ids) if pooled else ids)
-                self._require_short(all_ids[-1], name)
-            return all_ids
+        def tokenize(name: str, text: Any) -> list[int]:
+            pools = pooling is not None and isinstance(text, str) and text.strip()
+            if pooling and pools:
+                text = pooling.prompt + text
+            with refusing(name):
+                what = NAMES.get(param, param)
+                ids = token_ids(text, self.tokenizer, self._config.vocab_size, what)
+            if pooling and pools:
+                ids = pooling.cut(ids)
+            self._check_length(ids, name)
+            return ids
 
-        return await asyncio.to_thread(tokenize)
+        return await asyncio.to_thread(lambda: [tokenize(*one) for one in by_field.items()])
 
-    def _require_short(self, text: str | Sequence[int], param: str) -> None:
+    def _check_length(self, text: str | Sequence[int], param: str) -> None:
         """Refuses too many token ids, and a text that is too long for the tokens allowed."""
-        name, most, option = param.split("[")[0], self.limits.prompt_tokens, "--max-prompt-tokens"
+        name = param.split("[")[0]
+        most, option = self.limits.prompt_tokens, "--max-prompt-tokens"
         if name == "targets":
             most, option = self.limits.max_tokens, "--max-tokens"
-        is_text = isinstance(text, str)
-        if len(text) > most * (self._longest if is_text else 1):
-            count = "more" if is_text else len(text)
+        longest, count = most, str(len(text))
+        if isinstance(text, str):  # the number of its tokens is not known
+            longest, count = most * self._longest, "more"
+        if len(text) > longest:
             limit = f"at most {most} are taken here (the server's {option}); shorten it"
             message = f"the {NAMES.get(name, name)} has {count} tokens; {limit}"
             raise ApiError(400, message, param, "context_length_exceeded")
@@ -214,8 +216,12 @@ class Service:
                 request has a field that a split text does not support.
         """
         *system, text = body.parts
-        fields = {"n": (body.n or 1) > 1, "logprobs": body.alternatives is not None}
-        fields |= {"prediction": bool(body.prediction), "prompt": not isinstance(text, str)}
+        fields = {
+            "n": (body.n or 1) > 1,
+            "logprobs": body.alternatives is not None,
+            "prediction": body.prediction is not None,
+            "prompt": not isinstance(text, str),
+        }
         for name, refused in fields.items():
             if refused:
                 message = f"{name}: a text that is split is one prompt, as text, and has one answer"
@@ -234,82 +240,80 @@ class Service:
         """Cuts texts; refuses more than `MAX_PIECES` together, and a text that cannot be cut."""
 
         def cut() -> list[DocumentInFlight]:
-            documents, room = list[DocumentInFlight](), MAX_PIECES + 1
+            documents, left = list[DocumentInFlight](), MAX_PIECES + 1
             limits = self._max_source_tokens, self._config.task_prefixes
             for index, text in enumerate(texts):
                 document = fitted_document(text, options, self.tokenizer, *limits)
                 if document.doubtful:
-                    log.info(DOUBTFUL)
-                documents.append(DocumentInFlight(document, Prompt(text, index), room))
-                room -= len(documents[-1].prompts)
-                if room <= 0:
+                    log.info("a text may begin with a prefix; if so, send task or system message")
+                documents.append(DocumentInFlight(document, Prompt(text, index), left))
+                left -= len(documents[-1].prompts)
+                if left <= 0:
                     message = f"there are more than {MAX_PIECES} pieces to decode"
                     message += "; send them in parts"
                     raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
-        # A text of a few characters takes as long as 100 characters of a long one.
-        long = sum(len(text) + 100 for text in texts) > SHORT
         with refusing(param):
-            async with self._cutting if long else nullcontext():
-                return await asyncio.to_thread(cut)
+            documents = await asyncio.to_thread(cut)
+        self.save_prompts([str(p.source) for document in documents for p in document.prompts])
+        return documents
 
-    def _prefix(self, body: requests.Decoding) -> tuple[str, str]:
+    def _prefix(self, body: Body) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
-        target = getattr(body, "target_language", None)
-        if target is None:
+        if body.target_language is None:
             return self.task(body.task, []).prefix, ""
         self._require_texts(body.prompts, "target_language")
         with refusing("target_language"):
-            return self.translations.prefix(target, getattr(body, "source_language", None) or "")
+            return self.translations.prefix(body.target_language, body.source_language or "")
 
-    async def submit(
-        self, body: requests.PredictRequest | requests.TextRequest, receive: Callable[[], Any]
-    ) -> EventStream:
-        """Checks a request, submits it to the worker, and returns the stream of its events.
-
-        Raises:
-            ApiError: the request is not valid, or the queue is full or closed.
-        """
+    async def generation_job(self, body: Body) -> GenerationJob:
+        """Checks a request, and makes its job; raises `ApiError` if the request is not valid."""
         self.require_decoder()
-        samples, stream, by_token, logprobs, document = 1, False, False, None, None
-        if not isinstance(body, requests.PredictRequest):
-            samples, by_token = body.n or 1, bool(body.speculation)
-            if body.unit == "none":
-                stream, logprobs = bool(body.stream), body.alternatives
-            else:
-                document = await self._cut(body)
         task = self.task(body.task, body.prompts)
-        settings = self._settings(body, task)
+        settings, samples = self._settings(body, task), body.n or 1
         if settings.num_beams > 1:
             settings = replace(settings, num_return_sequences=samples)
         elif samples > 1 and settings.temp == 0:
             message = f"n is {samples}, but greedy texts would be equal; set temperature above 0"
             raise ApiError(400, message, "n")
-        if document:
+        self.log_texts("prompts", body.prompts)
+        document = None
+        if body.unit != "none":
+            document = await self._cut(body)
             prompts = document.prompts
-            sources = [str(prompt.source) for prompt in prompts]
-            size = min(len(prompts), self.worker.max_batch, self.limits.rows)
         else:
-            size = len(body.prompts) * samples
-            self.require_rows(size, "n")
-            prefix, _ = self._prefix(body)
-            ids = await self.token_ids(body.prompts, body.text_field, prefix)
-            prompts = [Prompt(one, index) for index, one in enumerate(ids)]
-            if body.prediction:  # then there is one prompt
-                expected = body.prediction.text[: settings.max_tokens * CHARACTERS]
-                (predicted,) = await self.token_ids([expected], "prediction")
-                prompts = [Prompt(ids[0], prediction=predicted)]
-            sources = [prefix + text for text in body.prompts if isinstance(text, str)]
-        seed = secrets.randbelow(2**53) if body.seed is None else body.seed
-        self.log_prompts(body.prompts)
-        num_samples, texts = samples // settings.num_return_sequences, len(prompts) * samples
+            texts = len(body.prompts) * samples
+            if texts > self.limits.rows:
+                most = f"more than one request may ask for here ({self.limits.rows})"
+                raise ApiError(400, f"{texts} texts are {most}; send several", "n")
+            prompts = await self._prompts(body, settings)
         request = GenerationRequest(
-            settings, seed, num_samples, stream=stream, by_token=by_token, logprobs=logprobs
+            settings,
+            seed=secrets.randbelow(2**53) if body.seed is None else body.seed,
+            num_samples=samples // settings.num_return_sequences,
+            stream=bool(body.stream) and document is None,
+            by_token=bool(body.speculation),
+            logprobs=body.alternatives,
         )
-        job = GenerationJob(size=size, texts=texts, request=request, prompts=prompts)
-        job.document, job.pieces, job.sources = document, document is not None, sources
-        return EventStream(job, self.worker.jobs, receive)
+        return GenerationJob(
+            texts=len(prompts) * samples,
+            request=request,
+            prompts=prompts,
+            pieces=document is not None,
+            document=document,
+        )
+
+    async def _prompts(self, body: Body, settings: Settings) -> list[Prompt]:
+        """The prompts of a request that splits no text, as token ids."""
+        prefix, _ = self._prefix(body)
+        ids = await self.token_ids(body.prompts, body.text_field, prefix)
+        self.save_prompts([prefix + text for text in body.prompts if isinstance(text, str)])
+        if not body.prediction:
+            return [Prompt(one, index) for index, one in enumerate(ids)]
+        expected = body.prediction.text[: settings.max_tokens * CHARACTERS]
+        (predicted,) = await self.token_ids([expected], "prediction")
+        return [Prompt(ids[0], prediction=predicted)]  # a prediction belongs to a single prompt
 
     async def pairs_to_rank(
         self, query: str, documents: Sequence[str], words: Sequence[str], most_tokens: int | None
@@ -321,7 +325,7 @@ class Service:
         if not ranks_by(self.tokenizer, words):
             cause = f"{self.model} cannot rank by {' and '.join(map(shown, words))}"
             raise ApiError(400, f"{cause}; name two words that are single tokens", "words")
-        self._require_short(query, "query")
+        self._check_length(query, "query")
         if not query.strip():
             raise ApiError(400, "the query is empty; write what is looked for", "query")
         most = self.limits.prompt_tokens
@@ -334,7 +338,7 @@ class Service:
         with refusing("documents"):
             return await asyncio.to_thread(pairs)
 
-    async def score_or_embed(self, job: ScoringJob, receive: Callable[[], Any]) -> list[Any]:
+    async def score_or_embed(self, job: ScoringJob, receive: Receive) -> list[Any]:
         """Submits a job that scores or embeds, and waits for its scores or vectors.
 
         Raises:
@@ -343,15 +347,10 @@ class Service:
         if job.kind != "embed":
             self.require_decoder()
         # Limited, so that even the largest request fits into a small, empty queue.
-        batches = math.ceil(job.count / self.worker.max_batch / PASSES_A_TEXT)
-        job.size = job.texts = min(batches, self.limits.rows)
-        with closing(EventStream(job, self.worker.jobs, receive)) as stream:
-            return await stream.next()
-
-    def require_rows(self, texts: int, param: str) -> None:
-        if texts > self.limits.rows:
-            most = f"more than one request may ask for here ({self.limits.rows})"
-            raise ApiError(400, f"{texts} texts are {most}; send several", param)
+        batches = math.ceil(job.count / self.worker.max_batch / BATCHES_PER_TEXT)
+        job.texts = min(batches, self.limits.rows)
+        async with aclosing(events(job, self.worker.jobs, receive)) as values:
+            return await anext(values)
 
     def require_decoder(self) -> None:
         if not self._model.can_decode:

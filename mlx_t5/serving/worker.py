@@ -25,23 +25,19 @@ from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import cache_of
-from mlx_t5.scoring.pairs import LastEncoded, Pair
+from mlx_t5.scoring.pairs import LastEncoded
 from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.queue import GenerationJob, JobQueue, QueuedJob, ScoringJob
-from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
+from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob, ScoringJob
+from mlx_t5.serving.requests import MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # if no step ends for so long while there are jobs, the status is "stalled"
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
-SAMPLED: dict[str, Any] = {"temp": 1.0}
-# Kinds of requests that use different kernels; exact decoding does not support the INEXACT_KINDS.
-KINDS: tuple[dict[str, Any], ...] = ({}, SAMPLED, SAMPLED | {"top_k": 9, "top_p": 0.9})
-INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEAMS})
 
 
 class Worker:
@@ -106,7 +102,8 @@ class Worker:
             return "failed", BROKEN_MESSAGE
         if not (self._thread.is_alive() and self.jobs.open):
             return "stopping", STOPPING_MESSAGE
-        if (waited := self.jobs.waited) > STALL_SECONDS:
+        waited = self.jobs.waited
+        if waited > STALL_SECONDS:
             return "stalled", f"decoding hangs: no step has ended for {waited:.0f} s"
         return "ok", None
 
@@ -141,7 +138,7 @@ class Worker:
             warm_up(decoder, self.max_batch)
             answers = AnswerStore(decoder.model.config.eos_token_ids, self._answers)
             self._generation = GenerationBatches(decoder, self.jobs, self._metrics, answers)
-            self._scoring = ScoringTurns(decoder, self.jobs, self._metrics)
+            self._scoring = ScoringJobs(decoder, self.jobs, self._metrics)
         except BaseException as error:
             self._loaded.set_exception(error)
             return False
@@ -166,10 +163,10 @@ class Worker:
             for job in new:
                 self._batches_of(job).add(job)
             for job in cancelled:
-                self._metrics.cancelled_rows.inc(job.places)
+                self._metrics.cancelled_rows.inc(job.unfinished)
                 self.jobs.release(job, job.unfinished)
                 self._batches_of(job).remove(job)
-            self._scoring.advance()
+            self._scoring.step()
             self._generation.step()
         except Exception as error:
             self._generation.recover(error)
@@ -179,45 +176,53 @@ class Worker:
         return self._generation if isinstance(job, GenerationJob) else self._scoring
 
 
-class ScoringTurns:
+class ScoringJobs:
     """The jobs that need forward passes but no decoding: scores, ranks and embeddings.
 
-    The jobs take turns, and a turn is one forward pass. Decoding waits for such a pass about as
+    They are served round robin, one forward pass at a time. Decoding waits for such a pass about as
     long as for the encoding of a new prompt. So a request with many inputs blocks nobody, and the
     passes of two such requests alternate.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, jobs: JobQueue, metrics: Metrics):
         self._decoder, self._jobs, self._metrics = decoder, jobs, metrics
-        self._turns: deque[tuple[ScoringJob, Iterator[list[Any] | None]]] = deque()
+        self._waiting: deque[tuple[ScoringJob, Iterator[Part]]] = deque()
         self._last_encoded = LastEncoded()  # shared by all jobs
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return bool(self._waiting)
 
     def add(self, job: ScoringJob) -> None:
-        self._turns.append((job, self._passes(job)))
+        self._waiting.append((job, self._parts(job)))
 
     def remove(self, job: ScoringJob) -> None:
-        self._turns = deque(turn for turn in self._turns if turn[0] is not job)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] is not job)
 
-    def advance(self) -> None:
-        """Makes one forward pass for the job whose turn it is."""
-        if not self._turns:
+    def step(self) -> None:
+        """Makes one forward pass for the first job, which then waits behind the others."""
+        if not self._waiting:
             return
-        job, passes = self._turns.popleft()
-        outcome: list[Any] | ApiError | None
+        job, parts = self._waiting.popleft()
+        if not job.values:
+            self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
+        event: Event
         try:
-            outcome = next(passes)
+            for index, value in next(parts):
+                if isinstance(value, Exception):
+                    raise value
+                job.values[index] = value
         except UserError as error:
-            outcome = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
+            event = ApiError(500 if isinstance(error, NotFinite) else 400, str(error))
         except Exception as error:
-            outcome = failure_of(error)
-        if outcome is None:
-            self._turns.append((job, passes))
+            event = failure_of(error)
         else:
-            self._jobs.release(job, job.unfinished)
-            self._jobs.put(job, outcome)
+            if len(job.values) < job.count:
+                self._waiting.append((job, parts))
+                return
+            event = [job.values[i] for i in range(job.count)]
+            self._metrics.scored(job.kind, job.count, job.prompt_tokens)
+        self._jobs.release(job, job.unfinished)
+        self._jobs.put(job, event)
 
     def _parts(self, job: ScoringJob) -> Iterator[Part]:
         """A job's scores or vectors in parts, each of one forward pass."""
@@ -226,28 +231,12 @@ class ScoringTurns:
             return self._decoder.embeddings.parts(job.ids, size, job.normalize, most)
         return self._decoder.scoring.parts(job.pairs, size, most, self._last_encoded)
 
-    def _passes(self, job: ScoringJob) -> Iterator[list[Any] | None]:
-        """Makes one forward pass per iteration; yields None, or all values after the last pass."""
-        self._metrics.queue_seconds.observe(self._jobs.clock() - job.submitted)
-        values: dict[int, Any] = {}
-        for part in self._parts(job):
-            values |= dict(part)
-            for _, value in part:
-                if isinstance(value, Exception):
-                    raise value
-            if len(values) == job.count:
-                break
-            yield None
-        self._metrics.scored(job.kind, job.count, job.prompt_tokens)
-        yield [values[i] for i in range(job.count)]
-
 
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    A model that is only an encoder embeds a dummy prompt; any other decodes one. A GPU compiles a
-    kernel when it is first used, so on a GPU each kind of request with kernels of its own follows.
-    Last, the target makes passes over 1, 2, 3, … positions, as many as verifying may need.
+    A model that is only an encoder embeds a dummy prompt; any other decodes one, and makes passes
+    over 1, 2, 3, … positions, as many as verifying may need.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
@@ -256,17 +245,15 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
         return
     compile_at_once(model, decoder.draft and decoder.draft.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
-    fixed, most = (num_draft, num_draft) if isinstance(num_draft, int) else (1, most_proposals())
-    common: Any = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
-    decoder.generate([prompt], **common)
-    if not cpu_only():
-        prompts, most = [prompt, prompt[1:]], max(most, MAX_NUM_DRAFT)
-        for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
-            decoder.generate(prompts, **common, **settings)
-        list(decoder.scoring.parts([Pair(tuple(prompt), (0,))], batch_size))
-        list(decoder.embeddings.parts(prompts, batch_size, True))
+    fixed = num_draft if isinstance(num_draft, int) else 1
+    decoder.generate([prompt], max_tokens=DUMMY_TOKENS, batch_size=batch_size, num_draft=fixed)
     if decoder.exact:  # all its passes have the same number of positions
         return
+    most = 0
+    if decoder.draft or decoder.copy:
+        most = num_draft if isinstance(num_draft, int) else most_proposals()
+        if not cpu_only():  # which compiles for each width, and a request may ask for more
+            most = max(most, MAX_NUM_DRAFT)
     cache = cache_of(model, [prompt])
-    for width in range(1, most + 2 if decoder.draft or decoder.copy else 2):
+    for width in range(1, most + 2):
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mlx_t5.backend import mx
@@ -53,24 +52,22 @@ class Adapted(NamedTuple):
 
     def _norms(self) -> mx.array:
         """Row norms of W + s · B @ A, without computing that matrix; inf for zero rows."""
+        # |w + s·b @ A|² = |w|² + s·b·(2·A @ w + s·(A @ A.T) @ b), row by row.
         crossed = self.base.times(self.down).T.astype(mx.float32)  # W @ A.T
         mixed = 2 * crossed + self.scale * (self.up @ (self.down @ self.down.T))
         squares = self.squares + self.scale * mx.sum(self.up * mixed, axis=1)
         return mx.sqrt(mx.where(squares > 0, squares, mx.inf))
 
 
-@dataclass
 class Adapter:
-    """The settings of a layer's adapter; its matrices (A, B) and lengths m belong to the layer."""
+    """Makes the `Adapted` of a layer, which has the matrices A and B and the lengths m itself."""
 
-    scale: float
-    rate: float
-    squares: mx.array | None = None
-    key: mx.array | None = None
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings  # the other fields of `Adapted`
 
     def __call__(self, layer: Any, base: Matrix) -> Adapted:
-        dora = layer.get(MAGNITUDE), self.squares
-        return Adapted(base, layer[DOWN], layer[UP], self.scale, self.rate, self.key, *dora)
+        magnitude = layer.get(MAGNITUDE)
+        return Adapted(base, layer[DOWN], layer[UP], magnitude=magnitude, **self.settings)
 
 
 class Adapters:
@@ -94,7 +91,7 @@ class Adapters:
         self._dropout, self._layers = dropout, [modules[path] for path in sorted(paths)]
         keys = mx.random.split(mx.random.key(seed), len(paths))
         for layer, key in zip(self._layers, keys, strict=True):
-            layer.adapter = Adapter(scale, dropout)
+            layer.adapter = Adapter(scale=scale, rate=dropout)
             weight = plain_weights(layer)["weight"]
             outputs, inputs = weight.shape
             bound = 1 / math.sqrt(inputs)  # as nn.Linear and PEFT initialize
@@ -102,8 +99,9 @@ class Adapters:
             layer[UP] = mx.zeros((outputs, rank))
             if dora:
                 squares = mx.sum(mx.square(weight.astype(mx.float32)), axis=1)
-                layer.adapter.squares, layer[MAGNITUDE] = squares, mx.sqrt(squares)
                 mx.eval(squares)
+                layer.adapter.settings["squares"] = squares
+                layer[MAGNITUDE] = mx.sqrt(squares)
             mx.eval(layer.parameters())
 
     def drop(self, key: mx.array | None) -> None:
@@ -112,4 +110,4 @@ class Adapters:
             count = len(self._layers)
             keys = [None] * count if key is None else list(mx.random.split(key, count))
             for layer, layer_key in zip(self._layers, keys, strict=True):
-                layer.adapter.key = layer_key
+                layer.adapter.settings["key"] = layer_key

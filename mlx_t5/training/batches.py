@@ -8,6 +8,7 @@ Symbols: B rows, S source positions, T answer positions, K likeliest tokens.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,20 +91,29 @@ def collate(
     labeled: Sequence[LabeledExample], start_token: int, pad_token: int, keep_states: bool
 ) -> TrainingBatch:
     width = source_width(max(len(e.source) for e in labeled))
-    length = -(-max(len(e.answer) for e in labeled) // ANSWER_STEP) * ANSWER_STEP
+    length = answer_width(max(len(e.answer) for e in labeled))
     sources = _padded([e.source for e in labeled], width, pad_token)
     fed = [np.concatenate([[start_token], e.answer[:-1]]) for e in labeled]
     states = [e.states() for e in labeled if keep_states and e.states]
-    counted = [np.ones(len(e.answer), np.float32) for e in labeled]
-    top_ids, top_p = [e.top_ids for e in labeled], [e.top_p for e in labeled]
-    flat = [_padded(rows, length, 0) for rows in (top_ids, top_p, counted)]
+
+    def flat(rows: Sequence[np.ndarray]) -> mx.array:
+        """B arrays (n, …) as one array (B·T, …)."""
+        return mx.array(_padded(rows, length, 0)).flatten(0, 1)
+
     return TrainingBatch(
-        mx.array(sources.astype(np.int32)),
-        mx.array(np.arange(width) < np.array([[len(e.source)] for e in labeled])),
-        mx.array(_padded(states, width, 0)) if keep_states else None,
-        mx.array(_padded(fed, length, pad_token).astype(np.int32)),
-        *(mx.array(rows.reshape(-1, *rows.shape[2:])) for rows in flat),
+        source=mx.array(sources.astype(np.int32)),
+        mask=mx.array(np.arange(width) < np.array([[len(e.source)] for e in labeled])),
+        states=mx.array(_padded(states, width, 0)) if keep_states else None,
+        tokens=mx.array(_padded(fed, length, pad_token).astype(np.int32)),
+        top_ids=flat([e.top_ids for e in labeled]),
+        top_p=flat([e.top_p for e in labeled]),
+        counted=flat([np.ones(len(e.answer), np.float32) for e in labeled]),
     )
+
+
+def answer_width(longest: int) -> int:
+    """T for answers of at most `longest` tokens."""
+    return math.ceil(longest / ANSWER_STEP) * ANSWER_STEP
 
 
 def _padded(rows: Sequence[np.ndarray], width: int, filler: float) -> np.ndarray:

@@ -75,7 +75,10 @@ def _cast(name: str, array: mx.array, dtype: mx.Dtype) -> mx.array:
 def _config(raw: dict, draft: T5, parts: dict[str, nn.Module], dtype: str) -> dict:
     dropped = ("quantization", "quantization_config", "converted_from", ENTRY, *OF_DRAFT)
     config = {name: value for name, value in raw.items() if name not in dropped}
-    config |= {n: value for n in OF_DRAFT if (value := getattr(draft.config, n)) is not None}
+    for name in OF_DRAFT:
+        value = getattr(draft.config, name)
+        if value is not None:
+            config[name] = value
     # transformers 5 uses the name "dtype".
     config |= {name: dtype for name in ("torch_dtype", "dtype") if name in {"torch_dtype", *raw}}
     layers = {

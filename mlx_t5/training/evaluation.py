@@ -63,7 +63,8 @@ class Texts:
             texts = self.prompts[i], self.written[i], self.right[i]
             prompt, text, right = (shown(text, SAMPLE_CHARACTERS) for text in texts)
             rows.append(f"  {prompt}\n    → {text}")
-            rows += [] if self._is_right(i) else [f"    not {right}"]
+            if not self._is_right(i):
+                rows.append(f"    not {right}")
         return "\n".join(rows)
 
     def _is_right(self, i: int) -> bool:
@@ -77,7 +78,7 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
     """
     precisions, recalls = [], []
     for n in range(1, ORDERS + 1):
-        pairs = [(_runs(a, n), _runs(b, n)) for a, b in zip(written, right, strict=True)]
+        pairs = [(_ngrams(a, n), _ngrams(b, n)) for a, b in zip(written, right, strict=True)]
         same = sum((a & b).total() for a, b in pairs)
         in_written = sum(a.total() for a, b in pairs if b)
         in_right = sum(b.total() for _, b in pairs)
@@ -90,7 +91,7 @@ def chrf(written: Sequence[str], right: Sequence[str]) -> float:
     return 100 * (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
 
 
-def _runs(text: str, n: int) -> Counter[str]:
+def _ngrams(text: str, n: int) -> Counter[str]:
     text = "".join(text.split())
     return Counter(text[i : i + n] for i in range(len(text) - n + 1))
 

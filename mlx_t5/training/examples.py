@@ -62,12 +62,15 @@ def read_examples(
         if completion is None:
             return Example(source)
         answer = token_ids(completion, tokenizer, vocab_size, "completion")
-        counts["completions are cut to --max-tokens"] += len(answer) > max_tokens
+        if len(answer) > max_tokens:
+            counts["completions are cut to --max-tokens"] += 1
         return Example(source, tuple(answer[:max_tokens]))
 
     for example in _usable(lines, make, log):
-        counts["repeated prompts are used once"] += example.source in examples
-        examples.setdefault(example.source, example)
+        if example.source in examples:
+            counts["repeated prompts are used once"] += 1
+        else:
+            examples[example.source] = example
     _report(counts, log)
     if len(examples) < LEAST:
         cause = f"the data has {len(examples)} different prompts that can be used"

@@ -50,8 +50,9 @@ def adapt(
         raise UserError(f"{cause} to train; give names like q v wi_0 wo, or all-linear alone")
     for name in layers:
         inner = config.d_ff if "DenseReluDense" in name else config.num_heads * config.d_kv
-        if lora.r > (side := min(inner, config.d_model)):
-            raise UserError(f"--r {lora.r} is too large; {name} allows at most {side}")
+        smaller = min(inner, config.d_model)
+        if lora.r > smaller:
+            raise UserError(f"--r {lora.r} is too large; {name} allows at most {smaller}")
     adapted = [path_of[name] for name in layers]
     return Adapters(model, adapted, lora.r, lora.scale, lora.use_dora, dropout, seed)
 
@@ -117,5 +118,8 @@ def base_name(folder: Path) -> str:
 
 
 def _first_layers(config: Any, num_layers: int) -> dict[str, int]:
+    """The first layer of each stack that is trained; -1 trains all layers."""
+    if num_layers < 0:
+        return {"encoder": 0, "decoder": 0}
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
-    return {n: max(0, d - num_layers) if num_layers >= 0 else 0 for n, d in depths.items()}
+    return {stack: max(0, depth - num_layers) for stack, depth in depths.items()}

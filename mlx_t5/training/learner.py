@@ -80,13 +80,13 @@ class Learner:
         self.learning_rate = learning_rate
         self.schedule = schedule or linear(iters, WARM_UP_SHARE * iters)
         self.optimizer = optimizer or adafactor()
-        self._drop, self._seed = drop or (lambda key: None), seed
+        self._drop, self._seed = drop, seed
         self.max_grad_norm, self.weight_decay = max_grad_norm, weight_decay
         compiled = not cpu_only() if compiled is None else compiled
-        self._slopes = mx.compile(self._gradient) if compiled else self._gradient
-        self._change = mx.compile(self._update) if compiled else self._update
+        self._gradient_of: Callable = mx.compile(self._gradient) if compiled else self._gradient
+        self._updated: Callable = mx.compile(self._update) if compiled else self._update
 
-    def begin(self) -> State:
+    def initial_state(self) -> State:
         parameters = tree_flatten(self.model.trainable_parameters())
         weights = {n: array for n, array in parameters if mx.issubdtype(array.dtype, mx.floating)}
         self.optimizer.init(tree_unflatten(list(weights.items())))
@@ -97,24 +97,22 @@ class Learner:
 
         If the loss or a gradient is NaN or infinite, the state is None and the loss is NaN.
         """
-        count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
-        total, slopes = mx.array(0.0), dict[str, mx.array]()
+        total, grads = mx.array(0.0), dict[str, mx.array]()
         for i, micro_batch in enumerate(batch):
             # The key depends on the step alone, so that a resumed run has it too.
             rng = random.Random(f"dropout {self._seed} {state.step} {i}")
             key = mx.random.key(rng.getrandbits(64))
-            loss, more = self._slopes(state.weights, micro_batch.arrays, key)
+            loss, more = self._gradient_of(state.weights, micro_batch.arrays, key)
             total = total + loss
-            slopes = {n: slopes[n] + more[n] for n in more} if slopes else more
-            mx.eval(total, slopes)  # so that memory holds only one micro-batch's activations
-        slopes = {name: slope / count for name, slope in slopes.items()}
-        norm = mx.sqrt(sum(mx.sum(slope * slope) for slope in slopes.values()))
+            grads = {name: grads[name] + more[name] for name in more} if grads else more
+            mx.eval(total, grads)  # so that memory holds only one micro-batch's activations
+        count = sum(mx.sum(micro_batch.counted) for micro_batch in batch)
+        grads = {name: grad / count for name, grad in grads.items()}
+        grads, norm = optimizers.clip_grad_norm(grads, self.max_grad_norm)
         if not mx.isfinite(total + norm).item():
             return None, math.nan
-        if norm.item() > self.max_grad_norm:
-            slopes = {n: slope * (self.max_grad_norm / norm) for n, slope in slopes.items()}
         rate = mx.array(self.rate(state.step))
-        weights, moments = self._change(state.weights, state.moments, slopes, rate)
+        weights, moments = self._updated(state.weights, state.moments, grads, rate)
         mean = total / count
         mx.eval(weights, moments, mean)
         return State(weights, moments, state.step + 1), mean.item()
@@ -132,7 +130,7 @@ class Learner:
             count += mx.sum(micro_batch.counted).item()
         return total / count
 
-    def put(self, weights: Arrays) -> None:
+    def update_model(self, weights: Arrays) -> None:
         self.model.update(tree_unflatten(list(weights.items())))
 
     def _gradient(
@@ -142,31 +140,34 @@ class Learner:
         batch = TrainingBatch(*arrays)
 
         def surrogate_and_loss(weights: Arrays) -> tuple[mx.array, mx.array]:
-            self.put(weights)
+            self.update_model(weights)
             return self._loss(weights, batch)
 
         try:
-            self._drop(key)
-            (_, loss), slopes = mx.value_and_grad(surrogate_and_loss)(weights)
+            if self._drop:
+                self._drop(key)
+            (_, loss), grads = mx.value_and_grad(surrogate_and_loss)(weights)
         finally:
-            self._drop(None)
-            self.put(before)  # so that no unevaluated (traced) array stays in the model
-        return loss, slopes
+            if self._drop:
+                self._drop(None)
+            self.update_model(before)  # so that no unevaluated (traced) array stays in the model
+        return loss, grads
 
     def _update(
-        self, weights: Arrays, moments: Arrays, slopes: Arrays, rate: mx.array
+        self, weights: Arrays, moments: Arrays, grads: Arrays, rate: mx.array
     ) -> tuple[Arrays, Arrays]:
         before = self.optimizer.state
         self.optimizer.state = tree_unflatten(list(moments.items())) | {"learning_rate": rate}
         try:
-            trees = (tree_unflatten(list(arrays.items())) for arrays in (slopes, weights))
-            changed = dict(tree_flatten(self.optimizer.apply_gradients(*trees)))
-            scaled = isinstance(self.optimizer, optimizers.Adafactor)
-            for name, weight in weights.items():
-                if self.weight_decay and "norm" not in name and "bias" not in name:
-                    # As in the optimizer, Adafactor's rate is relative to the tensor's scale.
-                    scale = mx.maximum(1e-3, mx.sqrt(mx.mean(weight**2))) if scaled else 1
-                    changed[name] = changed[name] - rate * self.weight_decay * scale * weight
+            grads, tree = tree_unflatten(list(grads.items())), tree_unflatten(list(weights.items()))
+            changed = dict(tree_flatten(self.optimizer.apply_gradients(grads, tree)))
+            decayed = [name for name in weights if "norm" not in name and "bias" not in name]
+            for name in decayed if self.weight_decay else ():
+                decay = rate * self.weight_decay
+                if isinstance(self.optimizer, optimizers.Adafactor):
+                    # As in the optimizer, the rate is relative to the tensor's scale.
+                    decay = decay * mx.maximum(1e-3, mx.sqrt(mx.mean(weights[name] ** 2)))
+                changed[name] = changed[name] - decay * weights[name]
             return changed, dict(tree_flatten(self.optimizer.state))
         finally:
             self.optimizer.state = before  # so that no unevaluated array stays there

@@ -14,6 +14,7 @@ Symbols: S source positions, T answer positions, K = TOP_K.
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,12 +71,12 @@ class Answers:
 
     def __init__(self, folder: Path, examples: Sequence[Example]) -> None:
         self.folder, self.examples = folder, examples
+        self._shards = range(math.ceil(len(examples) / SHARD))
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def done(self) -> int:
-        shards = -(-len(self.examples) // SHARD)
-        written = next((i for i in range(shards) if not self._file(i).exists()), shards)
+        written = next((i for i in self._shards if not self._file(i).exists()), len(self._shards))
         return min(written * SHARD, len(self.examples))
 
     def complete(
@@ -94,13 +95,14 @@ class Answers:
             pairs = []
             for example in self.examples[start : start + SHARD]:
                 tokens = next(answers) if example.answer is None else example.answer
-                pairs += [(example.source, tokens)] if tokens else []
+                if tokens:
+                    pairs.append((example.source, tokens))
                 answered()
             self._write(start // SHARD, label(target, pairs, temp), keep_states)
 
     def labeled(self) -> list[LabeledExample]:
         labeled: list[LabeledExample] = []
-        for shard in range(-(-len(self.examples) // SHARD)):
+        for shard in self._shards:
             try:
                 labeled += self._read(shard)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -112,10 +114,12 @@ class Answers:
         self, labeled: Sequence[LabeledExample], end: int, most: int, log: Callable[[str], object]
     ) -> None:
         """Logs how many prompts have no answer, and how many answers no `end` within `most`."""
-        if failed := len(self.examples) - len(labeled):
+        failed = len(self.examples) - len(labeled)
+        if failed:
             cure = f"try some with {command('generate')}"
             log(f"{failed} prompts had no answer and are left out; {cure}")
-        if endless := [example.answer for example in labeled if example.answer[-1] != end]:
+        endless = [example.answer for example in labeled if example.answer[-1] != end]
+        if endless:
             share = sum(map(len, endless)) / sum(len(example.answer) for example in labeled)
             what = f"{len(endless)} of {len(labeled)} answers had no end within --max-tokens"
             cure = "if that is much, check that the prompts have their task prefix"

@@ -50,10 +50,9 @@ class Trainer:
     history: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        first = self.learner.begin()
+        first = self.learner.initial_state()
         self.state, self.progress = self.folder.state(first) or (first, TrainingProgress())
         self.losses: list[float] = []  # of each step of this process
-        self.evaluations: list[float] = []  # the seconds of each evaluation of this process
 
     @property
     def over(self) -> bool:
@@ -74,18 +73,19 @@ class Trainer:
             if self.progress.best is not None:
                 self.folder.save(self.state, self.progress)
             raise
-        best, step = self.progress, self.state.step
+        best = self.progress
+        step = self.state.step
         if self.over and step < self.schedule.iters:
             why = f"{best.behind} evaluations without a better one than step {best.best_step}"
             self.log(f"stopped at step {step} of {self.schedule.iters}: {why} (--patience)")
         cure = "try another --learning-rate, more --iters or more data"
         if best.best_step:
-            self.learner.put(self.folder.best(self.state.weights))
+            self.learner.update_model(self.folder.best(self.state.weights))
             which = f"the best weights are of step {best.best_step}"
         elif self.failed:
             which = f"no weights were better than before the training, so none are written; {cure}"
         else:
-            self.learner.put(self.state.weights)
+            self.learner.update_model(self.state.weights)
             which = "warning: no evaluation was better than before the training; the last weights"
             which += f", of step {step}, are written; {cure}"
         self.log(f"trained for {best.seconds:.0f} s; {which}")
@@ -93,9 +93,11 @@ class Trainer:
 
     def _train(self) -> None:
         schedule, first, tokens = self.schedule, self.state.step, 0
-        before = self.progress.seconds
+        before = self.progress.seconds  # of the steps of earlier processes
+        started = time.perf_counter()
         for step in bar("training", "steps", schedule.iters, first, range(first, schedule.iters)):
-            began, batch = time.perf_counter(), self.batch(step)
+            began = time.perf_counter()
+            batch = self.batch(step)
             state, loss = self.learner.step(self.state, batch)
             if state is None:
                 self.failed = True
@@ -103,26 +105,25 @@ class Trainer:
                 self.log(f"step {step + 1}: loss or gradient is NaN; stopping; {cure}")
                 return
             seconds = self.progress.seconds + time.perf_counter() - began
-            self.progress, self.state = replace(self.progress, seconds=seconds), state
+            self.progress = replace(self.progress, seconds=seconds)
+            self.state = state
             self.losses.append(loss)
             tokens += sum(int((b.mask.sum() + b.counted.sum()).item()) for b in batch)
             if state.step % schedule.steps_per_report == 0:
-                self._report(tokens, seconds - before)
+                elapsed = time.perf_counter() - started
+                self._report(tokens / (seconds - before), elapsed / (state.step - first))
             if not self._evaluate_if_due() and state.step % schedule.save_every == 0:
                 self.folder.save(self.state, self.progress)
             if self.over:
                 return
 
-    def _report(self, tokens: int, seconds: float) -> None:
-        """Logs a line; `tokens` were trained on in these seconds, without evaluations."""
-        step, schedule = self.state.step, self.schedule
-        loss, rate = self._loss(schedule.steps_per_report), self.learner.rate(step - 1)
-        every, iters = schedule.steps_per_eval, schedule.iters
-        evaluations = -(-iters // every) - (step - 1) // every  # the one after this step, too
-        left = (iters - step) * seconds / len(self.losses)
-        left += evaluations * sum(self.evaluations) / max(1, len(self.evaluations))
-        speed = f"{tokens / seconds:,.0f} tokens/s, {left / 60:.1f} min left"
-        numbers = {"tokens_per_second": tokens / seconds, "seconds_left": left}
+    def _report(self, tokens_per_second: float, seconds_per_step: float) -> None:
+        """Logs a line about the last steps; `seconds_per_step` includes evaluations."""
+        step, iters = self.state.step, self.schedule.iters
+        loss, rate = self._loss(self.schedule.steps_per_report), self.learner.rate(step - 1)
+        left = (iters - step) * seconds_per_step
+        speed = f"{tokens_per_second:,.0f} tokens/s, {left / 60:.1f} min left"
+        numbers = {"tokens_per_second": tokens_per_second, "seconds_left": left}
         line = f"step {step} of {iters}: loss {loss:.4f}, learning rate {rate:.3g}, {speed}"
         self.log(line, step=step, loss=loss, learning_rate=rate, **numbers)
 
@@ -136,10 +137,8 @@ class Trainer:
         due = step == schedule.iters or step % schedule.steps_per_eval == 0
         if not due or before.evaluated == step:
             return False
-        self.learner.put(self.state.weights)
-        began = time.perf_counter()
+        self.learner.update_model(self.state.weights)
         evaluation = self.evaluate()
-        self.evaluations.append(time.perf_counter() - began)
         value = -math.inf if math.isnan(evaluation.value) else evaluation.value
         self.progress = replace(before, evaluated=step, behind=before.behind + 1)
         mark = f" ({before.behind + 1} since the best)"

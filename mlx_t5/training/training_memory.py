@@ -13,7 +13,7 @@ from mlx_t5.backend.device_memory import limit
 from mlx_t5.errors import readable
 from mlx_t5.model import T5
 from mlx_t5.network.cache import round_up, source_width
-from mlx_t5.training.batches import ANSWER_STEP
+from mlx_t5.training.batches import answer_width
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 from mlx_t5.training.teacher_answers import TOP_K
 
@@ -50,7 +50,7 @@ def estimate(
     """
     trained = sum(array.size for _, array in tree_flatten(draft.trainable_parameters()))
     config, source = draft.config, source_width(source)
-    target = -(-target // ANSWER_STEP) * ANSWER_STEP
+    target = answer_width(target)
     inner, heads = config.num_heads * config.d_kv, config.num_heads
     hidden = config.d_ff * (5 if config.is_gated_act else 3)
     inputs = adapted * (5 * config.d_model + inner + config.d_ff)

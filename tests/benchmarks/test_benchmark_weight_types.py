@@ -35,7 +35,7 @@ def test_passes_in_both_16_bit_types_are_timed(mode, monkeypatch):
     types = {name: array.dtype for name, array in tree_flatten(target.parameters())}
     monkeypatch.setattr(weight_types, "timer", timer)
     assert weight_types.float16(target, 5, 0.01) == {1: 2.0, 5: 2.0}
-    assert weight_types.advice({1: 2.0, 5: 2.0}).endswith("take --dtype float16.")
+    assert weight_types.faster_dtype({1: 2.0, 5: 2.0}).endswith("take --dtype float16.")
     assert "float16" in timed[1] and "bfloat16" not in timed[1] and "float16" not in timed[0]
     assert {name: array.dtype for name, array in tree_flatten(target.parameters())} == types
     assert len(target.decoder.layers[1].self_attention.block("qkv").inputs) == 1

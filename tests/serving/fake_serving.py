@@ -51,13 +51,12 @@ class Client:
     def __init__(self, worker, decoder):
         self.worker, self.decoder, self.events = worker, decoder, queue.Queue()
 
-    def submit(self, prompts, seed=0, put=None, size=None, document=None, samples=1, **settings):
+    def submit(self, prompts, seed=0, put=None, document=None, samples=1, **settings):
         names = ("stream", "logprobs")
         kind = {name: settings.pop(name) for name in names if name in settings}
         settings = replace(self.decoder.defaults, **settings)
         self.count = len(prompts) * samples
         self.job = GenerationJob(
-            size=size or self.count,
             texts=self.count,
             put=put or self.events.put,
             request=GenerationRequest(

@@ -11,7 +11,7 @@ from fake_model import FakeModel, drafter, good, random_table
 from fake_serving import PATIENCE, Client
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Chunk
-from mlx_t5.serving.builders import CompletionBuilder, TokenSpelling
+from mlx_t5.serving.builders import CompletionBuilder, DecodedToken, TokenDecoder
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.requests import CompletionRequest
 from mlx_t5.serving.responses import CompletionChoice
@@ -103,7 +103,7 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
     tokenizer, ask = served
     for seed in range(6):
         body = CompletionRequest(prompt="x", stream=stream, logprobs=3)
-        builder = CompletionBuilder(body, "a model", TokenSpelling(tokenizer))
+        builder = CompletionBuilder(body, "a model", TokenDecoder(tokenizer).decode)
         texts, offsets, tokens = [], [], []
         for event in ask(stream, seed, **settings):
             choice = CompletionChoice(**builder.choice(event))
@@ -122,28 +122,30 @@ def test_the_tokens_joined_are_the_text(served, stream, settings):
         assert offsets == list(itertools.accumulate(map(len, tokens), initial=0))[: len(tokens)]
 
 
-def test_single_tokens_are_spelled_as_text_and_bytes():
+def test_single_tokens_are_decoded_to_text_and_bytes():
     tokenizer = pieces_and_bytes()
-    spell = TokenSpelling(tokenizer)
-    for name, text, spelled in [
+    decode_token = TokenDecoder(tokenizer).decode
+    for name, text, encoded in [
         ("▁cat", " cat", b" cat"),
         ("é", "é", "é".encode()),
         ("<0x41>", "A", b"A"),
         ("<0x0A>", "\n", b"\n"),
         ("<0xC3>", r"\xc3", b"\xc3"),
     ]:
-        assert spell(tokenizer.convert_tokens_to_ids(name)) == (text, list(spelled))
-    spell_bytes, tokens = TokenSpelling(byte_level_bpe()), byte_level_bpe().encode("Ж")
-    assert [spell_bytes(token).text for token in tokens] == [r"\xd0", r"\x96"]
+        token = tokenizer.convert_tokens_to_ids(name)
+        assert decode_token(token) == DecodedToken(text, list(encoded))
+    decode_byte, tokens = TokenDecoder(byte_level_bpe()).decode, byte_level_bpe().encode("Ж")
+    assert [decode_byte(token).text for token in tokens] == [r"\xd0", r"\x96"]
     for name in ("</s>", "<unk>", "<extra_id_0>"):
-        assert spell(tokenizer.convert_tokens_to_ids(name)) == (name, None)
-    assert spell(len(tokenizer) + 5) == ("", None), "models have more ids than tokenizers"
+        assert decode_token(tokenizer.convert_tokens_to_ids(name)) == DecodedToken(name, None)
+    unknown = decode_token(len(tokenizer) + 5)
+    assert unknown == DecodedToken("", None), "models have more ids than tokenizers"
 
 
 @pytest.mark.parametrize("make", [pieces_and_bytes, ByT5Tokenizer, byte_level_bpe])
 @pytest.mark.parametrize("text", ["She has two cats.", " naïve é", "你好 😀 s", "Да 🙂"])
 def test_the_bytes_of_all_tokens_are_the_text(make, text):
     tokenizer = make()
-    spell, tokens = TokenSpelling(tokenizer), tokenizer.encode(text)
-    joined = b"".join(bytes(spell(token).bytes or []) for token in tokens)
+    decoder, tokens = TokenDecoder(tokenizer), tokenizer.encode(text)
+    joined = b"".join(bytes(decoder.decode(token).bytes or []) for token in tokens)
     assert joined.decode().strip() == decode(tokenizer, tokens).strip() == text.strip()

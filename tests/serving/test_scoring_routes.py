@@ -16,10 +16,11 @@ from mlx_t5.convert import convert
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
-from mlx_t5.scoring.pairs import ranks_by
+from mlx_t5.scoring.pairs import Score, ranks_by
 from mlx_t5.serving.requests import MAX_DOCUMENTS, MAX_INPUTS
 from mlx_t5.serving.rerank import named_words
 from mlx_t5.serving.service import Presets
+from mlx_t5.serving.worker import ScoringJobs
 from mlx_t5.text.tokenizer import load_tokenizer
 
 TEXTS = ["a cat", "two dogs", "the long tale of a mouse", "a"]
@@ -217,7 +218,12 @@ def test_documents_are_cut_to_the_longest_prompt_that_the_server_takes(ranker, d
     assert answer["usage"]["prompt_tokens"] == 3 * 60 + short
 
 
-def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(ranker):
+def test_a_queue_in_which_nothing_waits_has_room_for_the_largest_request(ranker, monkeypatch):
+    def at_once(jobs, job):
+        value = [0.0] if job.kind == "embed" else Score(-1.0)
+        return iter([[(i, value) for i in range(job.count)]])
+
+    monkeypatch.setattr(ScoringJobs, "_parts", at_once)
     for path, body in (
         ("embeddings", {"input": [[5]] * MAX_INPUTS}),
         ("rerank", {"query": "a", "documents": ["b"] * MAX_DOCUMENTS}),

@@ -203,7 +203,7 @@ def test_a_small_request_gets_the_next_free_row(serve, document):
     served = serve(max_batch=4, max_queue=90)
     order, name = [], lambda name: lambda event: order.append(name)
     short = {"max_tokens": 5, "num_draft": 0}  # rows that join together end together
-    many = {"document": document, "size": 40, **short}
+    many = {"document": document, **short}
     served.submit_held([[2, 3]] * 40, put=name("large"), **many)
     served.submit([[2, 3]] * 40, put=name("other"), **many)
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_a_piece_that_fails_is_marked_and_the_others_go_on(serve, stage, message
         return ENDLESS(source, seen) * (float("nan") if bad else 1)
 
     served = serve(Breaking(table, V), max_batch=1, max_queue=0)
-    job = served.submit([[2], [3] * 10, [4], [5]], size=1, max_tokens=6, document=True)
+    job = served.submit([[2], [3] * 10, [4], [5]], max_tokens=6, document=True)
     results = job.results()
     assert [r.finish_reason for r in results] == ["length", "error", "length", "length"]
     assert message in results[1].error and "secret" not in results[1].error

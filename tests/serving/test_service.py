@@ -67,11 +67,10 @@ def test_a_request_overrides_its_task_and_a_task_overrides_the_model():
     ):
         body = requests.CompletionRequest(prompt=prompt, task=task)
         with pytest.raises(ApiError, match=message) as error:
-            asyncio.run(service.submit(body, None))
+            asyncio.run(service.generation_job(body))
         assert (error.value.status, error.value.body.error.param) == (400, "task")
     body = requests.PredictRequest(prompt="a", task="fixing")
-    asyncio.run(service.submit(body, gone))
-    (job,) = service.worker.jobs.unfinished()
+    job = asyncio.run(service.generation_job(body))
     assert job.prompts == [Prompt(service.tokenizer.encode("fix grammar: a"))]
 
 
@@ -80,8 +79,7 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     service = idle_service(Presets(tasks={"fixing": fixing}))
     prediction = {"type": "content", "content": "a b"}
     body = requests.PredictRequest(prompt="a", task="fixing", num_draft=7, prediction=prediction)
-    asyncio.run(service.submit(body, gone))
-    (job,) = service.worker.jobs.unfinished()
+    job = asyncio.run(service.generation_job(body))
     (prompt,) = job.prompts
     assert prompt.prediction == service.tokenizer.encode("a b")
     assert job.request.settings.num_draft == 7
@@ -91,7 +89,3 @@ def test_a_prediction_needs_no_draft_and_is_tokenized_without_the_tasks_prefix()
     for fields in ({"num_draft": 0}, {"draft": False}):
         assert service._settings(requests.PredictRequest(prompt="a", **fields)).num_draft == 0
     assert service._settings(requests.PredictRequest(prompt="a", num_draft="auto"))
-
-
-async def gone():
-    return {"type": "http.disconnect"}

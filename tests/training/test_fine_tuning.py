@@ -115,8 +115,8 @@ def test_loss_and_gradients_are_transformers_and_pefts(reference_of, family, kin
         adapt(model, KINDS[kind])
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
     weights = {n: mx.array(a) for n, a in by_our_names(model, trained).items()}
-    assert weights.keys() == learner.begin().weights.keys()
-    learner.put(weights)
+    assert weights.keys() == learner.initial_state().weights.keys()
+    learner.update_model(weights)
     loss, slopes = learner._gradient(weights, our_batch(model).arrays)
     count = sum(len(answer) for _, answer in PAIRS)
     assert loss.item() / count == pytest.approx(expected, rel=1e-5)
@@ -158,7 +158,7 @@ def test_a_run_has_the_losses_of_transformers_and_peft(reference_of, kind, optim
         model, token_loss(model, 0.0), 10, 0.01, False, constant(2), mlx_optimizer,
         weight_decay=decay,
     )  # fmt: skip
-    state, losses, expected = replace(learner.begin(), weights=weights), [], []
+    state, losses, expected = replace(learner.initial_state(), weights=weights), [], []
     for step in range(6):
         pairs = batches[step % 3]
         state, loss = learner.step(state, [our_batch(model, pairs)])
@@ -219,7 +219,7 @@ def test_thirty_steps_are_those_of_transformers_trainer(reference_of, tmp_path, 
         model, token_loss(model, 0.0), 30, 0.003, False, linear(30, 0), adamw(), max_grad_norm=1.0,
         weight_decay=0.1,
     )  # fmt: skip
-    state, losses = replace(learner.begin(), weights=weights), []
+    state, losses = replace(learner.initial_state(), weights=weights), []
     for pairs in batches:
         state, loss = learner.step(state, [our_batch(model, pairs)])
         losses.append(loss)
@@ -230,7 +230,7 @@ def test_thirty_steps_are_those_of_transformers_trainer(reference_of, tmp_path, 
     most = 1e-4 if lora else 8e-3  # Adam enlarges rounding where gradients are nearly zero
     for name, expected in by_our_names(model, trained).items():
         np.testing.assert_allclose(np.array(state.weights[name]), expected, atol=most, err_msg=name)
-    learner.put(state.weights)
+    learner.update_model(state.weights)
     hf_model.eval()
     with torch.no_grad():
         expected = hf_model(**their_batch(reference.model.config)).loss.item()
@@ -242,13 +242,15 @@ def test_thirty_steps_are_those_of_transformers_trainer(reference_of, tmp_path, 
 def test_dropout_is_that_of_transformers_with_the_same_masks(reference_of, monkeypatch, family):
     model, _ = load(reference_of(family).folder, "float32")
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, False, drop=model.drop)
-    weights, batch, key = learner.begin().weights, our_batch(model), mx.random.key(3)
+    weights, batch, key = learner.initial_state().weights, our_batch(model), mx.random.key(3)
     loss, slopes = learner._gradient(weights, batch.arrays, key)
     assert loss.item() != pytest.approx(learner._gradient(weights, batch.arrays)[0].item())
     model.grad_checkpoint = True
     assert learner._gradient(weights, batch.arrays, key)[0].item() == pytest.approx(loss.item())
     compiled = Learner(model, token_loss(model, 0.0), 10, 0.01, True, drop=model.drop)
-    assert compiled._slopes(weights, batch.arrays, key)[1].keys() == weights.keys()  # traced only
+    assert (
+        compiled._gradient_of(weights, batch.arrays, key)[1].keys() == weights.keys()
+    )  # traced only
     model.drop(key)
     places = []  # in the order in which torch drops
     for stack in model.stacks:
@@ -290,7 +292,7 @@ def adapted(reference_of, family, lora, num_layers=-1, dropout=0.0, folder=None)
     """Returns a model whose adapters differ from their initial values, and its weights."""
     model, _ = load(folder or reference_of(family).folder, "float32")
     adapters = adapt(model, lora, num_layers, dropout, seed=7)
-    weights = Learner(model, token_loss(model, 0.0), 10, 0.01).begin().weights
+    weights = Learner(model, token_loss(model, 0.0), 10, 0.01).initial_state().weights
     for i, name in enumerate(sorted(weights)):
         noise = mx.random.normal(weights[name].shape, scale=0.1, key=mx.random.key(i))
         weights[name] = noise + weights[name] * ("magnitude" in name)
@@ -342,8 +344,8 @@ def test_peft_loads_the_adapter_and_ours_merges_it(
 def test_transformers_loads_the_whole_model(reference_of, tmp_path, family):
     model, _ = load(reference_of(family).folder, "float32")
     learner = Learner(model, token_loss(model, 0.0), 10, 0.05, compiled=False)
-    state, _ = learner.step(learner.begin(), [our_batch(model)])
-    learner.put(state.weights)
+    state, _ = learner.step(learner.initial_state(), [our_batch(model)])
+    learner.update_model(state.weights)
     expected = logits(model)
     path = write_model(tmp_path / "full", model, reference_of(family).folder)
     again, _ = load(path, "float32")
@@ -374,7 +376,7 @@ def test_a_checkpointed_step_is_the_same_step_also_with_dropout(reference_of, do
         assert len({results[-1][0].item(), other.item(), plain.item()}) == 3
         # Traced as on a GPU but not run, because a C++ compiler would take minutes on a CPU.
         compiled = Learner(model, token_loss(model, 0.0), 10, 0.01, True, drop=adapters.drop)
-        _, shaped = compiled._slopes(weights, batch, mx.random.key(1))
+        _, shaped = compiled._gradient_of(weights, batch, mx.random.key(1))
         assert {n: a.shape for n, a in shaped.items()} == {n: a.shape for n, a in weights.items()}
     (one, slopes), (two, same) = results
     assert one.item() == pytest.approx(two.item(), rel=1e-6)
@@ -404,11 +406,11 @@ def test_a_row_of_zeros_has_no_direction_and_stays(reference_of):
     layer.weight = mx.where(mx.arange(len(layer.weight))[:, None] == 3, 0, layer.weight)
     adapt(model, KINDS["dora"])
     learner = Learner(model, token_loss(model, 0.0), 10, 0.01, compiled=False)
-    state = learner.begin()
+    state = learner.initial_state()
     for _ in range(2):
         state, loss = learner.step(state, [our_batch(model)])
         assert np.isfinite(loss)
-    learner.put(state.weights)
+    learner.update_model(state.weights)
     changed = Matrix.of(layer).times(mx.eye(layer.weight.shape[1])).T
     assert not mx.any(changed[3]).item() and mx.all(mx.any(changed[4:], axis=1)).item()
 
@@ -426,7 +428,7 @@ def test_a_quantized_model_is_adapted_as_its_dequantized_weights(reference_of, t
     adapt(plain, lora)
     model.grad_checkpoint = dora
     learners = [Learner(m, token_loss(m, 0.0), 10, 0.01) for m in (model, plain)]
-    assert learners[0].begin().weights.keys() == weights.keys()
+    assert learners[0].initial_state().weights.keys() == weights.keys()
     (loss, slopes), (expected, right) = (
         learner._gradient(weights, our_batch(model).arrays) for learner in learners
     )

@@ -39,7 +39,7 @@ def test_gradients_are_finite_differences(target, shares):
     """Each tensor is moved along its gradient by small steps, as attention is very nonlinear."""
     draft = shared_draft(target, 1) if shares else whole(shared_draft(target, 1))
     learner, arrays = learner_of(draft), batch_of(target, states=shares).arrays
-    weights = learner.begin().weights
+    weights = learner.initial_state().weights
     loss, slopes = learner._gradient(weights, arrays)
     assert loss.item() > 1 and slopes.keys() == weights.keys()
     assert any(name.startswith("encoder") for name in weights) != shares
@@ -52,7 +52,7 @@ def test_gradients_are_finite_differences(target, shares):
 
 def test_micro_batches_equal_one_batch(target):
     learner = learner_of(shared_draft(target, 1))
-    start = learner.begin()
+    start = learner.initial_state()
     one, loss = learner.step(start, [batch_of(target)])
     other, same = learner.step(start, [batch_of(target, slice(2)), batch_of(target, slice(2, 3))])
     assert loss == pytest.approx(same, rel=1e-5) and one.step == other.step == 1
@@ -66,7 +66,7 @@ def test_states_are_encoded_where_they_are_not_kept_and_the_targets_decoder_lear
     for layers, expected in ((1, None), (2, 0)):
         learner = learner_of(shared_draft(target, layers))
         loss, encoded_loss = (
-            learner.step(learner.begin(), [batch_of(target, states=states)])[1]
+            learner.step(learner.initial_state(), [batch_of(target, states=states)])[1]
             for states in (True, False)
         )
         assert loss == pytest.approx(encoded_loss, rel=1e-5, abs=1e-5)
@@ -75,7 +75,7 @@ def test_states_are_encoded_where_they_are_not_kept_and_the_targets_decoder_lear
 
 def test_a_step_with_an_infinite_loss_returns_no_state(target):
     learner = learner_of(shared_draft(target, 1))
-    state = learner.begin()
+    state = learner.initial_state()
     name = "decoder.layers.0.feed_forward.wo.weight"
     broken = State(state.weights | {name: state.weights[name] * math.inf}, state.moments)
     assert learner.step(broken, [batch_of(target)])[0] is None
@@ -84,5 +84,5 @@ def test_a_step_with_an_infinite_loss_returns_no_state(target):
 def test_a_quantized_target_is_learned_from_in_float32():
     target = random_t5("4 bit")
     learner = learner_of(shared_draft(target, 1))
-    state, loss = learner.step(learner.begin(), [batch_of(target)])
+    state, loss = learner.step(learner.initial_state(), [batch_of(target)])
     assert math.isfinite(loss) and {a.dtype for a in state.weights.values()} == {mx.float32}

@@ -87,7 +87,7 @@ def test_a_narrowed_drafts_loss_has_the_automatic_gradient(ids, own_head):
         return (terms * batch.counted).sum()
 
     learner = Learner(draft, loss.token_loss(draft, 0.0), 10, 0.01)
-    weights = learner.begin().weights
+    weights = learner.initial_state().weights
     assert ("lm_head.weight" in weights) == own_head and "d2t" not in weights
     total, slopes = learner._gradient(weights, batch.arrays)
     expected, gradients = mx.value_and_grad(plainly)(weights)

@@ -23,7 +23,7 @@ SIZES = {"d_model": WIDTH, "d_ff": 512, "num_heads": 4, "d_kv": 32, "vocab_size"
 
 def taken(learner, batch, model, steps):
     """Returns the bytes that training steps take, including the trained weights."""
-    state = learner.begin()
+    state = learner.initial_state()
     mx.eval(state.weights, state.moments, batch.arrays, model.parameters())
     mx.clear_cache()
     before = mx.get_active_memory() - sum(weight.nbytes for weight in state.weights.values())

@@ -12,7 +12,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.scoring.windows import NotFinite
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.queue import JobQueue, ScoringJob
-from mlx_t5.serving.worker import ScoringTurns
+from mlx_t5.serving.worker import ScoringJobs
 
 
 class Parts(ScoringJob):
@@ -25,7 +25,7 @@ class Parts(ScoringJob):
 
 @pytest.fixture(autouse=True)
 def batches(monkeypatch):
-    monkeypatch.setattr(ScoringTurns, "_parts", lambda turns, job: job.parts())
+    monkeypatch.setattr(ScoringJobs, "_parts", lambda turns, job: job.parts())
 
 
 def test_forward_passes_take_turns_with_steps(serve):
@@ -49,7 +49,7 @@ def test_forward_passes_take_turns_with_steps(serve):
 def turns():
     """Returns the turns of jobs, and `begin(job)`, which adds a job."""
     jobs = JobQueue(2, 99, time.monotonic)
-    turns = ScoringTurns(None, jobs, Metrics())
+    turns = ScoringJobs(None, jobs, Metrics())
 
     def begin(job):
         jobs.add(job)
@@ -73,11 +73,11 @@ def test_requests_take_turns_pass_by_pass():
 
     running, begin = turns()
     named("a", 5)
-    running.advance()
+    running.step()
     named("b", 1)
     gone = named("c", 2)
     while running:
-        running.advance()
+        running.step()
         if "c" in order:
             running.remove(gone)
         if len(order) == 5:
