@@ -248,9 +248,11 @@ class CTranslate2(Program):
 
     def __init__(self, target: str, dtype: str, device: str, threads: int, scratch: str):
         import ctranslate2
-        from ctranslate2.converters import TransformersConverter
 
-        TransformersConverter(target).convert(scratch)
+        if not Path(scratch).exists():
+            from ctranslate2.converters import TransformersConverter  # imports torch
+
+            TransformersConverter(target).convert(scratch)
         cuda = device != "cpu" and ctranslate2.get_cuda_device_count() > 0
         self.device, self.threads = "cuda" if cuda else "cpu", threads
         self.translator = ctranslate2.Translator(

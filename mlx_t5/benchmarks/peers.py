@@ -21,7 +21,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -84,7 +86,8 @@ NOTES = (
     "regular and draft are this project's. A speed-up is the ratio of tokens per second, encoding "
     "included, to regular or to the variant in the column's title. texts: whether all tokens equal "
     "those of regular. first token: the time for one token per prompt, which is encoding and one "
-    "pass. The rest of the time is decoding."
+    "pass. The rest of the time is decoding. start-up: from the start of a process to the first "
+    "token of the first prompt, imports and loading included."
 )
 
 
@@ -116,15 +119,20 @@ def run_peers(args: argparse.Namespace, command: str) -> int:
     tables: list[dict] = []
     with contextlib.ExitStack() as stack:
         pair = {"model": args.model, "draft_model": args.draft_model, "dtype": args.dtype}
-        project = stack.enter_context(start(PROJECT, {}, **pair))
+        start_project = partial(start, PROJECT, {}, **pair)
+        project = stack.enter_context(start_project())
         facts = project.call("describe")
         print(printing.header(facts, command, **workload.header_fields(args)), flush=True)
-        processes = start_others(project, facts, stack)
+        others = starters_of_others(project, facts, stack)
+        processes = {name: stack.enter_context(starter()) for name, starter in others.items()}
         programs, missing = describe(processes)
         for program in programs.values():
             print(printing.facts_line(program), flush=True)
         ids = project.call("encode", texts=prompts)
         processes = {PROJECT: project} | {name: processes[name] for name in programs}
+        starters = {PROJECT: start_project} | {name: others[name] for name in programs}
+        start_ups = time_starts(starters, ids[:1], args.repeats)
+        print(f"start-up in s: {printing.facts_line(start_ups)}", flush=True)
         variants = all_variants(processes, args.num_draft)
         if args.sampling:
             variants = sampled(variants)
@@ -137,6 +145,7 @@ def run_peers(args: argparse.Namespace, command: str) -> int:
             tables.append(table)
     print(f"\n{NOTES}")
     record = {"command": command, "environment": facts, "programs": programs, "tables": tables}
+    record["start_up_seconds"] = start_ups
     printing.write_record(args.json, record)
     rows = [row for table in tables for row in table["rows"]]
     differs = any(row["different"] for row in rows if is_project(row["way"]))
@@ -148,18 +157,32 @@ def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process
     return Process(PROGRAMS[name], {**environment, **waiting}, **keywords)
 
 
-def start_others(
+def starters_of_others(
     project: Process, facts: Mapping[str, Any], stack: contextlib.ExitStack
-) -> dict[str, Process]:
+) -> dict[str, partial[Process]]:
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     target, draft = project.call("folders", scratch=str(scratch))
     common = {"target": target} | {name: facts[name] for name in ("threads", "dtype", "device")}
     more = {"transformers": {"draft": draft}, "CTranslate2": {"scratch": str(scratch / "ct2")}}
     environment = dict.fromkeys(THREADS, str(facts["threads"]))
     return {
-        name: stack.enter_context(start(name, environment, **common, **keywords))
+        name: partial(start, name, environment, **common, **keywords)
         for name, keywords in more.items()
     }
+
+
+def time_starts(
+    starters: Mapping[str, partial[Process]], prompt: Ids, repeats: int
+) -> dict[str, float]:
+    """Each program's median seconds from the start of a process to its first token."""
+    seconds: dict[str, list[float]] = {name: [] for name in starters}
+    for _ in range(repeats):
+        for name, starter in starters.items():
+            began = time.perf_counter()
+            with starter() as process:
+                process.call("decode", prompts=prompt, num_draft=0, max_tokens=1, batch_size=1)
+                seconds[name].append(time.perf_counter() - began)
+    return {name: round(statistics.median(each), 2) for name, each in seconds.items()}
 
 
 def describe(processes: Mapping[str, Process]) -> tuple[dict[str, dict], dict[str, str]]:

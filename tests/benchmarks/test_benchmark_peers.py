@@ -35,7 +35,10 @@ def test_a_run_in_processes_without_one_program(capfd, tmp_path, monkeypatch):
     threads = re.findall(r"\bthreads (\d+)", out)
     assert len(threads) == 2 and len(set(threads)) == 1
     assert out.count("left out: CTranslate2 (no such library; install it)") == 2
-    tables = json.loads(file.read_text())["tables"]
+    record = json.loads(file.read_text())
+    assert record["start_up_seconds"].keys() == {peers.PROJECT, "transformers"}
+    assert all(record["start_up_seconds"].values())
+    tables = record["tables"]
     assert [table["batch_size"] for table in tables] == [1, 3]
     transformers = [peers.GREEDY, peers.ASSISTED, f"{peers.ASSISTED} 2"]
     for table in tables:
