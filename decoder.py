@@ -567,10 +567,12 @@ class SpeculativeDecoder:
         mx.reset_peak_memory()
         if settings.num_beams > 1:
             return Beams(self.model, settings.num_beams, self.clock)
-        draft, copy = self.draft and self.draft.empty(), self.copy and self.copy.empty()
-        adaptive = self.adaptive and self.adaptive.new_call()
-        engine = Engine(target, draft, copy, self.clock, adaptive)
-        self.adaptive = engine.adaptive if self.adaptive is None else self.adaptive
+        draft = self.draft.empty() if self.draft else None
+        copy = self.copy.empty() if self.copy else None
+        if self.adaptive is not None:
+            return Engine(target, draft, copy, self.clock, self.adaptive.new_call())
+        engine = Engine(target, draft, copy, self.clock)
+        self.adaptive = engine.adaptive  # so that later engines go on from what this one learns
         return engine
 
 
