@@ -52,6 +52,74 @@ def test_waiting_for_a_line_does_not_count_as_decoding(run, models, tmp_path, mo
     assert "1 tokens in 0.00 s" in run(*models, "--input-file", str(tmp_path / "in.txt"))[2]
 
 
+GRAMMAR, FIXED = "fix grammar: She have two cat.", "She has two cats.\n"
+BUNDLED = ["--model", str(ROOT / "demo/target"), "--dtype", "float32", "--num-draft", "5"]
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Returns `stdin(data)`: makes a pipe standard input, which stays open if `data` is None."""
+    files = []
+
+    def give(data: str | None) -> None:
+        reader, writer = os.pipe()
+        files.append(open(reader))
+        monkeypatch.setattr(sys, "stdin", files[0])
+        if data is None:
+            files.append(open(writer, "w"))
+        else:
+            os.write(writer, data.encode())
+            os.close(writer)
+
+    yield give
+    for file in files:
+        file.close()
+
+
+def test_a_prompt_that_is_piped_in_needs_no_option(run, stdin, tmp_path, monkeypatch):
+    stdin(GRAMMAR + "\n")
+    status, out, err = run(*BUNDLED)
+    assert (status, out) == (0, FIXED) and "prompt:" not in err
+    (tmp_path / "in.txt").write_text(GRAMMAR.removeprefix("fix grammar: "))
+    with open(tmp_path / "in.txt") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert run(*BUNDLED, "--task", "grammar")[1] == FIXED
+        file.seek(0)
+        assert run(*BUNDLED, "--prompt", GRAMMAR)[1] == FIXED and file.buffer.tell() == 0
+        assert run(*BUNDLED)[0] == 0
+        status, _, err = run(*BUNDLED)  # at its end
+        assert status == 2 and err.endswith(
+            "standard input is empty; write what the model is to work on\n"
+        )
+
+
+@pytest.mark.parametrize("data", ["", None])
+def test_a_pipe_that_gives_nothing_is_not_waited_for(run, stdin, data):
+    """A silent pipe that stays open would keep the test waiting for ever."""
+    stdin(data)
+    status, out, err = run(*BUNDLED, "-m", "3")
+    assert status == 0 and out and "\nprompt: translate English to French: Let's" in err
+    status, out, err = run(*BUNDLED, "--target-language", "fr")
+    assert (status, out) == (2, "") and err.endswith("require --prompt or --input-file\n")
+    assert run(*BUNDLED, "--prompt", GRAMMAR)[1] == FIXED
+
+
+@pytest.mark.slow
+def test_standard_input_is_left_to_a_loop_and_to_others(tmp_path):
+    """Also /dev/null, a closed descriptor and a silent pipe of another process."""
+    main = f"{shlex.quote(sys.executable)} main.py {shlex.join(BUNDLED)}"
+    (tmp_path / "in.txt").write_text(f"{GRAMMAR}\n" * 3)
+    shell = f'while read -r line; do {main} --prompt "$line"; done <{tmp_path}/in.txt'
+    loop = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, timeout=PATIENCE)
+    assert loop.stdout.decode() == 3 * FIXED
+    for redirected in ("</dev/null", "<&-"):
+        shell = ["sh", "-c", f"{main} -m 3 {redirected}"]
+        done = subprocess.run(shell, cwd=ROOT, capture_output=True, timeout=PATIENCE)
+        assert done.returncode == 0 and b"\nprompt: translate" in done.stderr
+    with start(*BUNDLED, "-m", "3", stdin=subprocess.PIPE) as process:
+        assert process.wait(PATIENCE) == 0 and b"\nprompt: translate" in process.stderr.read()
+
+
 # ---- many prompts --------------------------------------------------------------------------------
 
 
@@ -106,6 +174,77 @@ def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_pat
 
 
 # ---- interruption --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """Interrupts decoding after the first result, or the first piece of a document."""
+    results, chunks = SpeculativeDecoder.results, SpeculativeDecoder.chunks
+
+    def interrupted(method):
+        def first(self, *args, **options):
+            yield next(iter(method(self, *args, **options)))
+            raise KeyboardInterrupt
+
+        return first
+
+    monkeypatch.setattr(SpeculativeDecoder, "results", interrupted(results))
+    monkeypatch.setattr(SpeculativeDecoder, "chunks", interrupted(chunks))
+    return monkeypatch
+
+
+def resuming(err: str) -> list[str]:
+    """The arguments of the command that an interrupted run prints last."""
+    words = shlex.split(err.splitlines()[-1])
+    assert words[:5] == ["go", "on", "with:", "python", "main.py"]
+    return words[5:]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.jsonl"])
+def test_ctrl_c_prints_the_command_that_resumes(run, tmp_path, ctrl_c, name):
+    source, out = tmp_path / "the lines.txt", tmp_path / name
+    source.write_text(f"{GRAMMAR}\n" * 3)
+    argv = [*BUNDLED, "--input-file", str(source), "--output-file", str(out)]
+    status, _, err = run(*argv)
+    assert status == 130 and "interrupted: 1 of 3 prompts done" in err
+    command, lines = resuming(err), out.read_text()
+    assert command == [*argv, "--resume"]
+    status, _, err = run(*argv)  # the same again
+    assert (status, out.read_text()) == (2, lines) and err.count("\n") == 1
+    assert err.startswith(f"error: {out} has 1 of 3 lines, from an interrupted run: --resume")
+    assert resuming(run(*command)[2]) == command and len(out.read_text().splitlines()) == 2
+    assert resuming(run(*argv, "--overwrite")[2]) == command
+    assert len(out.read_text().splitlines()) == 1
+    ctrl_c.undo()
+    assert run(*command)[0] == 0 and len(out.read_text().splitlines()) == 3
+    assert run(*argv)[0] == 0, "a complete output is replaced"
+
+
+def test_ctrl_c_among_several_files_resumes_by_file(run, tmp_path, ctrl_c):
+    for name in ("a.txt", "b.srt"):
+        cue = "1\n00:00:01,000 --> 00:00:02,000\n"
+        (tmp_path / name).write_text(
+            f"{cue}She have two cat. I has a dog.\n" if "b" in name else "x"
+        )
+    out = tmp_path / "out"
+    argv = [*BUNDLED, "--task", "grammar", "--input-file", str(tmp_path), "--output-file", str(out)]
+    command = resuming(run(*argv)[2])
+    assert os.listdir(out) == ["a.txt"]
+    assert run(*argv)[0] == 2, "one result for two files"
+    assert resuming(run(*command)[2]) == command and not (out / "b.srt").exists()
+    ctrl_c.undo()
+    assert run(*command)[0] == 0 and "She has two cats." in (out / "b.srt").read_text()
+
+
+def test_a_pipe_s_output_is_replaced_and_text_from_it_cannot_be_resumed(
+    run, tmp_path, stdin, ctrl_c
+):
+    stdin(f"{GRAMMAR}\n" * 3)
+    (tmp_path / "out.txt").write_text("one\n")
+    argv = [*BUNDLED, "--input-file", "-", "--output-file", str(tmp_path / "out.txt")]
+    status, _, err = run(*argv)
+    assert status == 130 and "go on with" not in err
+    assert (tmp_path / "out.txt").read_text() == FIXED
 
 
 @pytest.mark.slow

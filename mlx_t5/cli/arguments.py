@@ -10,6 +10,7 @@ import contextlib
 import io
 import math
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,16 +80,23 @@ def run(work: Callable[[], int], interrupted: str = "interrupted") -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except ImportError as error:
-        message = not_installed(error)
-    except (UserError, OSError) as error:
-        message = str(error) if isinstance(error, UserError) else reason(error)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        message = message_of(error)
+        if message is None:
             raise
-        message = NO_MEMORY
     log(f"error: {message}")
     return BAD_INPUT
+
+
+def message_of(error: Exception) -> str | None:
+    """The line that a user reads; None for an error of the program itself."""
+    if isinstance(error, ImportError):
+        return not_installed(error)
+    if is_out_of_memory(error):
+        return NO_MEMORY
+    if isinstance(error, OSError):
+        return reason(error)
+    return str(error) if isinstance(error, UserError) else None
 
 
 def run_body(name: str, options: Any) -> int:
@@ -102,6 +110,12 @@ def not_installed(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and package:
         cause = f"{package} is not installed"
     return f"{cause}; {cure(package)}"
+
+
+def resuming_command(name: str, argv: Sequence[str]) -> str:
+    """The command line to type after Ctrl-C."""
+    words = [word for word in argv if word not in ("--resume", "--overwrite")]
+    return f"{command(name)} {shlex.join([*words, '--resume'])}"
 
 
 def open_streams() -> None:
@@ -190,7 +204,7 @@ class Option:
         if self.several > 1:
             options["metavar"] = tuple(self.metavar.split())
         if self.repeated:
-            options["action"] = "append"
+            options["action"] = "extend" if self.several else "append"
         required, default, help = self.default is REQUIRED, self.default, self.help
         if not (required or default in (None, "", ()) or self.kind is bool):
             shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))

@@ -60,12 +60,14 @@ def write_text(
             log(f"error: {error}")
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         interrupted = "interrupted: " if status == INTERRUPTED else ""
-        log(interrupted + summary(chunk.stats, 1, seconds))
+        log(options.place + interrupted + summary(chunk.stats, 1, seconds))
+    if status == INTERRUPTED and options.place:
+        log(f"go on with: {options.again}")
     return status
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
-
     # In a terminal a bar would mix with the texts; without a terminal tqdm shows none.
     hidden = True if options.verbose or (not options.output_file and sys.stdout.isatty()) else None
-    return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden)
+    leave = not options.place  # one line a file is enough
+    return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden, leave=leave)

@@ -52,7 +52,7 @@ def test_values_outside_a_range_are_refused_with_its_description(kind, texts, ex
 
 
 def test_every_setting_is_an_option_with_its_default_and_range(capsys):
-    assert read_options([]).settings == {}
+    assert read_options([])[0].settings == {}
     with pytest.raises(SystemExit, match="0"):
         read_options(["--help"])
     printed = " ".join(capsys.readouterr().out.split()).lower()

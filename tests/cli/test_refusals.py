@@ -71,6 +71,26 @@ MAIN = {
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
     f"{SPLIT} --resume --output-file x": "--resume cannot continue a document",
+    f"{LINES} --resume --overwrite --output-file x": "--resume cannot be combined with --overwrite",
+    "--prompt a --overwrite": "--overwrite requires --output-file",
+    f"{LINES} --output-file half.txt": "half.txt has 1 of 2 lines, from an interrupted run",
+    "--input-file in.txt half.txt": "several files require --output-file FOLDER",
+    "--input-file in.txt half.txt --output-file in.txt": "in.txt is a file; name a folder for",
+    f"{LINES} {LINES} --output-file o": "in.txt and in.txt would both be written to o/in.txt",
+    f"{LINES} folder --output-file o": "in.txt and folder/in.txt would both be written to o/in.txt",
+    f"{LINES} none.txt --output-file o": "there is no file none.txt",
+    f"{LINES} a.md --output-file o --split lines": "there is no file a.md",
+    "--input-file empty --output-file o": "empty has no files to read; they end in .txt .srt .vtt",
+    f"{LINES} folder/b.txt --output-file folder": "folder/b.txt is the input file too",
+    f"{LINES} folder/b.txt --output-file out": "out/in.txt has 1 of 2 lines, from an interr",
+    f"{LINES} --output-file film.vtt": "film.vtt would not hold vtt subtitles; name it .txt or",
+    "--input-file a.srt --output-file film.vtt": "not hold vtt subtitles; end it in .srt",
+    "--input-file a.srt --json --output-file film.srt": "not hold srt subtitles; name it .txt",
+    "--prompt a --output-file film.SRT": "film.SRT would not hold srt subtitles",
+    **{
+        f"{LINES} --embed --output-file v{end}": f"vectors are not written as {end}; name the file"
+        for end in (".csv", ".tsv", ".npz", ".parquet", ".pt", ".safetensors")
+    },
     f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue a document or an",
     **{
         f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
@@ -140,9 +160,12 @@ def test_options_are_refused_in_one_line(
 ):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("in.txt").write_text("a\n")
-    for name in ("empty", "hollow"):
+    Path("in.txt").write_text("a\nb\n")
+    Path("half.txt").write_text("A\nb")
+    for name in ("empty", "hollow", "folder", "out"):
         Path(name).mkdir()
+    for name in ("folder/in.txt", "folder/b.txt", "out/in.txt"):
+        Path(name).write_text("a\n")
     sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
     Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
     before = sorted(Path().rglob("*"))
