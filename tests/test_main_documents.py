@@ -174,6 +174,26 @@ def test_a_prefix_that_runs_into_the_text_is_noted_once(run):
         assert "has no space" not in run(*MODEL, *prompts, "-m", "2", "--prefix", prefix)[2]
 
 
+@pytest.mark.parametrize("name", ["talk.srt", "two.txt"])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_the_closing_line_counts_the_texts_that_were_cut_off(run, file, name, as_json):
+    cue = (
+        "1\n00:00:01,000 --> 00:00:02,000\nWe have two dogs. "
+        if name == "talk.srt"
+        else "We have two dogs.\n"
+    )
+    source = file(f"{cue}I have two cats and two very good new tools.\n", name)
+    options = [*MODEL, "--prefix", TASK, *source, *as_json]
+    assert "cut off" not in run(*options)[2]
+    assert " · cut off by --max-tokens: 1 · " in run(*options, "-m", "9")[2]
+
+
+def test_the_closing_line_of_a_prompt_says_that_it_was_cut_off(run):
+    prompt = ["--prompt", f"{TASK}I have two cats."]
+    assert "cut off by --max-tokens: 1 · 3 tokens in" in run(*MODEL, *prompt, "-m", "3")[2]
+    assert "cut off" not in run(*MODEL, *prompt)[2]
+
+
 # ---- prompts and lines ---------------------------------------------------------------------------
 
 

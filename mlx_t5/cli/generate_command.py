@@ -270,6 +270,8 @@ def _write_all(
                     in_hand.popleft()
                 if of_outcome := getattr(outcome, "stats", None):  # scores and vectors have none
                     stats.add(of_outcome)
+                    if outcome.finish_reason == "length" and not outcome.pieces:
+                        stats.length += 1
                 shown.update()
     except KeyboardInterrupt:
         of_all = f" of {total}" if total else ""

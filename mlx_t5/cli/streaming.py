@@ -13,6 +13,7 @@ from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line
 from mlx_t5.cli.output import LineFile, TokenHighlighter, error_of, summary
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.document_results import DocumentStats
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.text.documents import Document
@@ -60,7 +61,11 @@ def write_text(
             log(f"error: {error}")
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         interrupted = "interrupted: " if status == INTERRUPTED else ""
-        log(options.place + interrupted + summary(chunk.stats, 1, seconds))
+        stats = DocumentStats()
+        stats.add(chunk.stats)
+        if chunk.result and chunk.result.finish_reason == "length" and not split:
+            stats.length = 1
+        log(options.place + interrupted + summary(stats, 1, seconds))
     if status == INTERRUPTED and options.place:
         log(f"go on with: {options.again}")
     return status
