@@ -28,9 +28,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive, Plan
@@ -61,6 +59,9 @@ from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, chec
 from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
 

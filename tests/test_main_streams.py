@@ -1,5 +1,7 @@
 """Tests pipes, bad lines, interruptions, closed streams and odd file names on the command lines."""
 
+import ast
+import importlib
 import json
 import os
 import select
@@ -329,6 +331,34 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         assert json.loads(lines[1])["error"].startswith(f"{tmp_path}/caf\\udce9.jsonl line 2")
 
 
+# ---- the first half second -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["main", "convert", "distill", "finetune", "server"])
+@pytest.mark.parametrize("module", ["mlx_t5.starting", "mlx_t5.cli.arguments"])
+def test_ctrl_c_is_answered_in_one_line_while_modules_are_imported(
+    command, module, tmp_path, monkeypatch, capsys
+):
+    """Before, Python printed where it was, or lost the Ctrl-C."""
+    opened, load = [], importlib.import_module
+
+    def interrupted(name):
+        signal.raise_signal(signal.SIGINT)
+        opened.append(name)
+        return load(name)
+
+    monkeypatch.setattr(f"{module}.import_module", interrupted)
+    out = tmp_path / "out"
+    argv = {"main": ["--prompt", "x"], "convert": ["--model", "x"], "server": ["--port", "0"]}
+    needed = ["--model", "x", "--data", "x", "--output", str(out)]
+    status = importlib.import_module(command).main(argv.get(command, needed))
+    error = "interrupted; nothing was written\n"
+    if module == "mlx_t5.cli.arguments":
+        error = {"main": "interrupted\n", "server": ""}.get(command, error)
+    assert (status, capsys.readouterr().err, len(opened)) == (130, error, 1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 # ---- requirements --------------------------------------------------------------------------------
 
 
@@ -353,3 +383,20 @@ def test_a_missing_package_is_named_with_its_cure(package, argv, requirements):
     assert (done.returncode, done.stdout) == (2, "")
     error = [f"error: {package} is not installed; pip install -r {requirements}"]
     assert [line for line in messages(done.stderr) if not line.startswith("target ")] == error
+
+
+@pytest.mark.parametrize("name", ["decoder", "model", "mlx_t5.decoder"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_script_without_requirements_or_with_an_old_python_gets_one_line(name, old):
+    code, error = f"import {name}", "error: mlx is not installed; pip install -r requirements.txt\n"
+    if old:
+        code = f"import sys, typing; sys.version_info = (3, 9, 6); del typing.TypeAlias; {code}"
+        error = "error: this needs Python 3.10 or later; make .venv with a newer one\n"
+    command = [sys.executable, "-S", "-c", code]  # -S: without any installed package
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
+
+
+def test_what_an_old_python_reads_first_has_its_syntax():
+    for name in ("decoder.py", "model.py", "convert.py", "main.py", "mlx_t5/__init__.py"):
+        ast.parse((ROOT / name).read_text(), feature_version=(3, 9))

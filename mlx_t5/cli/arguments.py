@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
+from mlx_t5.interrupts import interrupts_deferred
 from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
 
 BAD_INPUT = 2
@@ -101,7 +102,9 @@ def message_of(error: Exception) -> str | None:
 
 def run_body(name: str, options: Any) -> int:
     """Runs a command's body, which is imported only now because it imports MLX."""
-    return import_module(f"mlx_t5.cli.{name}_command").run(options)
+    with interrupts_deferred():
+        body = import_module(f"mlx_t5.cli.{name}_command")
+    return body.run(options)
 
 
 def not_installed(error: ImportError) -> str:

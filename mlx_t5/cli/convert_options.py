@@ -47,3 +47,9 @@ def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     ).given(OPTIONS, argv)
+
+
+def main(argv: Sequence[str] | None) -> int:
+    interrupted = "interrupted; nothing was written"
+    work = lambda: arguments.run_body("convert", read_convert_options(argv))  # noqa: E731
+    return arguments.run(work, interrupted)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
-from mlx_t5.cli.training import TrainingOptions
+from mlx_t5.cli.training import TrainingOptions, resumable
 from mlx_t5.drafting.named import split_name
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO, NONE
@@ -71,3 +71,7 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
         if name in (NONE, AUTO) or split_name(name or "")[1]:
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
     return args
+
+
+def main(argv: Sequence[str] | None) -> int:
+    return resumable("distill", argv, read_distill_options)

@@ -13,7 +13,7 @@ from typing import Any
 from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
-from mlx_t5.cli.training import TrainingOptions
+from mlx_t5.cli.training import TrainingOptions, resumable
 from mlx_t5.cli.training_pairs import SUFFIXES
 from mlx_t5.errors import UserError
 from mlx_t5.installation import MODELS, command
@@ -159,3 +159,7 @@ def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[lis
         [*command("distill").split(), *target, "--data", str(prompts), "--output", draft],
         [*command("server").split(), *target, "--draft-model", draft],
     ]
+
+
+def main(argv: Sequence[str] | None) -> int:
+    return resumable("finetune", argv, read_finetune_options)

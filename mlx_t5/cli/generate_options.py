@@ -298,3 +298,7 @@ def read_command_line(argv: Sequence[str] | None) -> list[MainOptions]:
             check_output_file(output, options.input_file, options.is_output_whole)
     refuse_interrupted(jobs)
     return jobs
+
+
+def main(argv: Sequence[str] | None) -> int:
+    return arguments.run(lambda: arguments.run_body("generate", read_command_line(argv)))

@@ -119,3 +119,8 @@ def _check_access(options: ServerOptions) -> None:
     if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         cure = "use ASCII characters with no space at its ends"
         raise UserError(f"--api-key is empty or invalid: {cure}")
+
+
+def main(argv: Sequence[str] | None) -> int:
+    work = lambda: arguments.run_body("server", read_server_options(argv))  # noqa: E731
+    return arguments.run(work, interrupted="")
