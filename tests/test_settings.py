@@ -117,8 +117,11 @@ def test_stop_strings_and_processors_may_be_any_iterable():
 
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_an_unknown_argument_is_refused_by_the_call(call):
-    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'foo'"):
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'foo'$"):
         getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, foo=1)
+    for other, own in {"max_new_tokens": "max_tokens", "batchsize": "batch_size"}.items():
+        with pytest.raises(TypeError, match=f"argument '{other}'; did you mean {own}\\?"):
+            getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, **{other: 1})
 
 
 # ---- effects -------------------------------------------------------------------------------------

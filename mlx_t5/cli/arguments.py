@@ -11,6 +11,7 @@ import io
 import math
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,16 @@ from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
 from mlx_t5.interrupts import interrupts_deferred
-from mlx_t5.settings import AUTO, LARGEST_COUNT, NONE, SETTINGS, Range, written
+from mlx_t5.settings import (
+    ALIASES,
+    AUTO,
+    LARGEST_COUNT,
+    NONE,
+    SETTINGS,
+    Range,
+    did_you_mean,
+    written,
+)
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -45,10 +55,11 @@ class Parser(argparse.ArgumentParser):
             options["prog"] = command(name)
             lines = [f"{options['prog']} {example}".rstrip() for example in examples]
             options["epilog"] = "\n  ".join(["examples:", *lines])
-        options["description"] = textwrap.fill(options.get("description", ""), 79)
+        width = max(shutil.get_terminal_size().columns - 2, 20)
+        options["description"] = textwrap.fill(options.get("description", ""), width)
         options.setdefault("usage", f"%(prog)s {needs} [options]".replace("  ", " "))
         raw = argparse.RawDescriptionHelpFormatter  # keeps the examples' line breaks
-        layout = partial(raw, max_help_position=28, width=79)
+        layout = partial(raw, max_help_position=28, width=width)
         # No abbreviations, so that new options never change the meaning of a script.
         super().__init__(allow_abbrev=False, formatter_class=layout, **options)
 
@@ -57,10 +68,26 @@ class Parser(argparse.ArgumentParser):
         add_options(self, options)
         return vars(self.parse_args(argv))
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Takes other programs' names of options, too; refuses what it does not know."""
+        words = sys.argv[1:] if args is None else list(args)
+        known = self._option_string_actions
+        for i, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            other = option_of(ALIASES.get(name_of(name), name_of(name)))
+            if name not in known and name.startswith("-") and other in known:
+                words[i] = f"{other}{equals}{value}"
+        result, rest = super().parse_known_args(words, namespace)
+        if rest:
+            unknown = rest[0].partition("=")[0]
+            cure = did_you_mean(unknown, known)
+            if not unknown.startswith("-") and "--prompt" in known:
+                cure = f"did you mean --prompt {shlex.quote(rest[0])}?"
+            self.error(f"unrecognized arguments: {' '.join(rest)}; {cure or 'see --help'}")
+        return result, rest
+
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.removeprefix("argument ").split())
-        if message.startswith("unrecognized"):
-            message += "; see --help"
         self.exit(BAD_INPUT, f"error: {message}\n")
 
 
@@ -270,6 +297,10 @@ def num_draft(cure: str = "", **changes: Any) -> Option:
 
 def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def name_of(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
 
 
 def options_of(kind: type) -> dict[str, Option]:

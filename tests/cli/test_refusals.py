@@ -24,6 +24,8 @@ MAIN = {
     "--stop ''": "stop is ['']",
     "--dtype int4": "--dtype",
     "--no-such-option": "--no-such-option; see --help",
+    "--num-beam 4": "unrecognized arguments: --num-beam 4; did you mean --num-beams?",
+    "'fix it: She have.'": "fix it: She have.; did you mean --prompt 'fix it: She have.'?",
     "--prompt a --prompt ' \n'": "the prompt is empty",
     "--input-file none.txt": "none.txt",
     "--output-file none/out.txt": "there is no folder none",
@@ -110,7 +112,7 @@ SERVER = {
     "--max-batch 0": "--max-batch",
     "--num-draft 0": "--num-draft: a whole number, at least 1, or auto (or --draft-model none",
     "--exact --delta 0.5": "--exact cannot be combined with --delta",
-    "--prompt x": "unrecognized arguments: --prompt x; see --help",
+    "--prompt x": "unrecognized arguments: --prompt x; did you mean --log-prompts?",
     "--port 0 --model no/such/folder": "there is no model folder",
     "--port 0 --host no.such.host.invalid --no-auth": "choose another --host",
 }
@@ -140,6 +142,7 @@ DISTILL = {
 }
 FINETUNE = {
     "": "the following arguments are required: --model, --data, --output",
+    f"{NEEDED} --lora-alpa 3": "--lora-alpa 3; did you mean --lora-alpha?",
     f"{NEEDED} --max-seq-length 1 2 3": "--max-seq-length",
     f"{NEEDED} --num-layers 0": "--num-layers",
     f"{NEEDED} --lr-scheduler-type relative --learning-rate 1": "combined with --learning-rate",
