@@ -35,7 +35,7 @@ from mlx_t5.drafting.adaptive import Adaptive, Plan
 from mlx_t5.drafting.costs import StepCosts
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Copy, Drafter, Proposal
-from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.drafting.source_copy import NO_COPY, SourceCopy
 from mlx_t5.engine import scheduler
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.beams import Beams
@@ -72,7 +72,7 @@ from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._begin_next`
+MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._prefetch`
 
 
 class Engine(Batch):
@@ -81,6 +81,7 @@ class Engine(Batch):
     Attributes:
         draft: the draft model; None without one.
         copy: proposes tokens that are known without a model.
+        copying: whether `copy` may have tokens for some row.
         proposes: whether there is anything to propose, or else this is regular decoding.
         tokens: the tokens of each row so far, the start token first.
         sampling: the rows' sampling settings and random keys.
@@ -113,12 +114,14 @@ class Engine(Batch):
         """
         super().__init__(target, clock)
         self.draft, self.copy = draft, copy or SourceCopy(lookup=False)
-        self.always_proposes = draft is not None or copy is not None
+        self.models = [target, draft.model] if draft else [target]
+        self.always_copying = copy is not None
         self.adaptive = adaptive or Adaptive(StepCosts(target, draft.model if draft else None))
         self.copies: Sequence[Copy] = ()
         self.idle = False
-        self.begins_early = not cpu_only()  # a pass may start before its token has been read
-        self.begun: tuple[Row, int, mx.array] | None = None  # such a pass: row, position, logits
+        # Whether a pass may start before its token has been read, and such a pass.
+        self.prefetches = not cpu_only()
+        self.prefetched: tuple[Row, int, mx.array] | None = None  # row, position, logits
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 
     def forget(self) -> None:
@@ -146,26 +149,31 @@ class Engine(Batch):
         None if all rows are greedy.
         """
         size = len(self.rows)
-        self.plan = Plan([()] * size, [0] * size, idle=True)
+        self.copies = self.copy.propose() if self.copying else [NO_COPY] * size
+        plan = Plan([()] * size, [0] * size, 0, idle=True)
         if self.proposes:
-            self.copies = self.copy.propose()
             unread = self.draft.unread(self.tokens) if self.draft else None
-            self.plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
-        self.gamma, self.idle = self.plan.gamma, self.plan.idle
-        keys = self.sampling.step_keys([row.decided for row in self.rows], self.gamma + 1)
-        proposal = Proposal.nothing(size)
+            plan = self.adaptive.choose(self.rows, self.copies, unread, self.idle)
+        self.plan, self.gamma, self.idle = plan, plan.gamma, plan.idle
+        keys = None
+        if not self.sampling.all_greedy:
+            keys = self.sampling.step_keys([row.decided for row in self.rows], plan.gamma + 1)
         if self.draft:
-            proposal = self.draft.propose(self.tokens, self.plan.drafted, self.sampling, keys)
-        return proposal.with_copies(self.plan.copies), keys
+            proposal = self.draft.propose(self.tokens, plan.drafted, self.sampling, keys)
+        else:
+            proposal = Proposal.nothing(size)
+        if any(plan.copies):
+            proposal = proposal.with_copies(plan.copies)
+        return proposal, keys
 
     def _verify(self, proposal: Proposal) -> mx.array:
         """Returns the target's logits after each row's last token and each proposal.
 
         Their shape is (rows, gamma + 1, vocabulary) for gamma proposals per row.
         """
-        begun, self.begun = self.begun, None
-        if begun and proposal.tokens is None and self.rows == [begun[0]]:
-            row, position, logits = begun
+        prefetched, self.prefetched = self.prefetched, None
+        if prefetched and proposal.tokens is None and self.rows == [prefetched[0]]:
+            row, position, logits = prefetched
             if position == row.decided:
                 return logits
         tokens = mx.array([row[-1:] for row in self.tokens], mx.int32)
@@ -190,11 +198,11 @@ class Engine(Batch):
         if self.on_verified:
             self.on_verified(self.rows, logits, tokens)
         # Not for several rows, which often join or leave: then the pass is wasted.
-        if self.begins_early and x is None and self.idle and len(self.rows) == 1:
-            self._begin_next(tokens, outcome)
+        if self.prefetches and x is None and self.idle and len(self.rows) == 1:
+            self._prefetch(tokens, outcome)
         return outcome
 
-    def _begin_next(self, tokens: mx.array, outcome: mx.array) -> None:
+    def _prefetch(self, tokens: mx.array, outcome: mx.array) -> None:
         """Starts the next pass of regular decoding before Python has read `outcome`."""
         (row,) = self.rows
         position = len(row.tokens)
@@ -203,8 +211,8 @@ class Engine(Batch):
         size = self.target.cache_memory(1, 0, position + 1)
         if position < row.settings.max_tokens and size <= MOST_COPIED:
             mx.async_eval(outcome)
-            self.begun = row, position, self.target.decode(tokens, self.cache, [position])
-            mx.async_eval(self.begun[-1])
+            self.prefetched = row, position, self.target.decode(tokens, self.cache, [position])
+            mx.async_eval(self.prefetched[-1])
 
     def _commit(self, proposal: Proposal, outcome: list[list[int]], seconds: float) -> None:
         """Adds the accepted tokens to the rows; `adaptive`, draft and drafter learn the outcome."""
@@ -220,7 +228,8 @@ class Engine(Batch):
             self.adaptive.costs.update(len(self.rows), self.gamma, max(self.plan.drafted), seconds)
         if self.draft:
             self.draft.update(self.tokens)
-        self.copy.update(self.tokens)
+        if self.copying:
+            self.copy.update(self.tokens)
         self.drop_finished()
 
     def _collect(self) -> None:
@@ -229,7 +238,8 @@ class Engine(Batch):
         settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
         rules = Processing.of(settings, self.target.config.eos_token_ids)
         self.sampling = Sampling.of(settings, rules, keys)
-        self.proposes = self.always_proposes or any(row.prediction for row in self.rows)
+        self.copying = self.always_copying or any(row.prediction for row in self.rows)
+        self.proposes = self.copying or self.draft is not None
         self.idle = False  # what the last plan said of the next step is no longer true
 
 

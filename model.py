@@ -34,7 +34,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.network.bias import Mask, RelativeBias, hiding, source_biases
 from mlx_t5.network.cache import Cache, Slots
 from mlx_t5.network.compiled import checkpointed, checkpointed_decoder, for_pass
-from mlx_t5.network.draft_vocabulary import settle
+from mlx_t5.network.draft_vocabulary import apply_table
 from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.linear import Derived, Matrix, join_layers, matrices
 from mlx_t5.network.sharing import OF_DRAFT, share, target_of
@@ -148,7 +148,9 @@ class Block(NamedTuple):
         return attention(q, k, v, mask, self.dropout)
 
     def add(self, y: mx.array, x: mx.array) -> mx.array:
-        """Returns the residual x plus the output projection of y."""
+        """Returns the residual x plus the output projection of y: (B·T, n), or heads."""
+        if y.ndim == 4:  # (B, H, T, d_kv); with beams, the K beams of a prompt are K·T queries
+            y = (y.swapaxes(1, 2) if y.shape[2] > 1 else y).reshape(len(x), -1)
         if self.dropout is None:
             return self.output.times(y, x)
         return x + self.dropout(self.output.times(y), 1)
@@ -186,14 +188,6 @@ def split_heads(
     else:
         ys = [y.reshape(batch, length, -1, config.d_kv).swapaxes(1, 2) for y in projections]
     return ys if len(ys) == count else mx.split(ys[0], count, axis=1)
-
-
-def merge_heads(y: mx.array, positions: int) -> mx.array:
-    """Merges (B, H, T, d_kv) to (B·T, H·d_kv)."""
-    # With beams, the K beams of a prompt are one row with K·T queries.
-    if y.shape[2] > 1:
-        y = y.swapaxes(1, 2)
-    return y.reshape(positions, -1)
 
 
 class FeedForward(nn.Module):
@@ -265,7 +259,7 @@ def encoder_layer(
     """Returns the residual (B·S, d_model) after an encoder layer."""
     own, hidden = blocks
     q, k, v = split_heads(config, own.project(x), batch, 3)
-    x = own.add(merge_heads(own.attend(q, k, v, bias), len(x)), x)
+    x = own.add(own.attend(q, k, v, bias), x)
     return feed_forward(config, hidden, x)
 
 
@@ -275,11 +269,9 @@ def decoder_layer(
     """Returns the residual after decoder layer i; updates the cache. The bias is (B, H, T, N)."""
     own, cross, hidden = blocks
     q, k, v = split_heads(config, own.project(x), slots.batch, 3)
-    y = slots.self_attention(own.attend, i, q, k, v, bias)
-    x = own.add(merge_heads(y, len(x)), x)
+    x = own.add(slots.self_attention(own.attend, i, q, k, v, bias), x)
     (q,) = split_heads(config, cross.project(x), slots.prompts, 1)
-    y = slots.cross_attention(cross.attend, i, q)
-    x = cross.add(merge_heads(y, len(x)), x)
+    x = cross.add(slots.cross_attention(cross.attend, i, q), x)
     return feed_forward(config, hidden, x)
 
 
@@ -295,15 +287,21 @@ class Stack(nn.Module):
         self.layers: list[Any] = [Layer(config, causal) for _ in range(depth)]
         self.relative_attention_bias = [RelativeBias(config, causal) for _ in range(tables)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.derived = Derived()
+        self.derived, self.derived_cross = Derived(), Derived()
 
     @property
     def arrays(self) -> tuple[list[Blocks], Norm]:
-        """The arrays of every layer and of the last norm."""
+        """The present arrays of every layer and of the last norm."""
         return self.derived.of([*self.layers, self.norm], self._look_up)
 
     def _look_up(self) -> tuple[list[Blocks], Norm]:
         return [layer.blocks() for layer in self.layers], Norm.of(self.norm)
+
+    @property
+    def cross_inputs(self) -> list[tuple[Matrix, ...]]:
+        """The matrices that compute the keys and values of each layer's cross-attention."""
+        attentions = [layer.cross_attention for layer in self.layers]
+        return self.derived_cross.of(attentions, lambda: [matrices(a.k, a.v) for a in attentions])
 
     def dropped(self, x: mx.array, place: int) -> mx.array:
         return x if self.dropout is None else self.dropout(x, place)
@@ -398,11 +396,11 @@ class T5(nn.Module):
         if self.shares_with is not None:
             return self.shares_with.encode(ids, mask)
         batch, length = ids.shape
-        x = self._embed(self.encoder, ids)
         tables = source_biases(self.encoder.relative_attention_bias, batch, length, mask)
         layer: Callable[..., mx.array] = partial(encoder_layer, self.config)
         layer = checkpointed(layer) if self.grad_checkpoint else layer
         layers, norm = self.encoder.arrays
+        x = self.encoder.dropped(self.shared(ids.flatten()).astype(norm.weight.dtype), 0)
         shown = self.progress(layers) if self.progress else layers
         for blocks, bias in zip(shown, cycle(tables), strict=False):
             x = layer(blocks, x, bias, batch)
@@ -410,10 +408,6 @@ class T5(nn.Module):
                 mx.eval(x)
         x = self.encoder.dropped(norm(x), 1)
         return x.reshape(batch, length, -1)
-
-    def _embed(self, stack: Stack, tokens: mx.array) -> mx.array:
-        x = self.shared(tokens.flatten()).astype(residual_dtype(stack.norm.weight.dtype))
-        return stack.dropped(x, 0)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Cache:
         """Returns a cache with the cross-attention keys and values of encoded prompts.
@@ -424,8 +418,7 @@ class T5(nn.Module):
             capacity: target positions to allocate; `decode` adds more when it needs them.
         """
         x, cross = encoded.flatten(0, 1), []
-        for layer in self.decoder.layers:
-            inputs = matrices(layer.cross_attention.k, layer.cross_attention.v)
+        for inputs in self.decoder.cross_inputs:
             k, v = split_heads(self.config, [m.times(x) for m in inputs], len(encoded), 2)
             cross.append((mx.contiguous(k), mx.contiguous(v)))
         return Cache(cross, mask, capacity)
@@ -469,11 +462,11 @@ class T5(nn.Module):
         self, tokens: mx.array, slots: Slots, layer: Callable[..., mx.array]
     ) -> Iterator[mx.array]:
         """Yields each layer's residuals, then the last norm's output."""
-        x = self._embed(self.decoder, tokens)
+        layers, norm = self.decoder.arrays
+        x = self.decoder.dropped(self.shared(tokens.flatten()).astype(norm.weight.dtype), 0)
         tables = self.decoder.relative_attention_bias
         index = tables[0].index(slots.queries, slots.seen)
         biases = cycle([table(index) for table in tables])
-        layers, norm = self.decoder.arrays
         for i, (blocks, bias) in enumerate(zip(layers, biases, strict=False)):
             x = layer(blocks, x, bias, slots, i)
             yield x
@@ -494,7 +487,7 @@ class T5(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The type that the model computes in, even if its weights are quantized."""
-        return self.stacks[0].norm.weight.dtype
+        return (self.decoder if self.can_decode else self.encoder).norm.weight.dtype
 
     @property
     def stacks(self) -> list[Stack]:
@@ -547,7 +540,7 @@ class T5(nn.Module):
     def update(self, *args: Any, **options: Any) -> T5:
         self.derived = Derived()  # frees the memory of old arrays now, not in the next pass
         for stack in self.stacks:
-            stack.derived = Derived()
+            stack.derived, stack.derived_cross = Derived(), Derived()
         return super().update(*args, **options)
 
 
@@ -590,7 +583,7 @@ def load(
         new = partial(T5, config, HEAD in weights, encoder_only, target)
         model = checkpoint.model(new, dtype)
         if config.draft_vocab_size:
-            settle(model)
+            apply_table(model)
         model.join()
     model.folder, model.pooling = checkpoint.folder.absolute(), checkpoint.pooling
     announce_kernels()

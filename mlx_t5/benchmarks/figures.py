@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_t5.benchmarks.pass_times import drafting, ladder, timer
 from mlx_t5.benchmarks.subject import Subject
-from mlx_t5.engine.rows import Result, Tally, added
+from mlx_t5.engine.rows import Result, total
 from mlx_t5.timing import Timed, Tokens, differing, speed_up
 
 DRAFT_ROUNDS = 9
@@ -58,17 +58,20 @@ def source_length(subject: Subject, prompts: Sequence[str]) -> int:
 def figures(timed: Timed, regular: Timed) -> dict[str, Any]:
     """A variant's table row; counts are means over the repeats, as "auto" may vary."""
     repeats, results = len(timed.seconds), results_of(timed)
-    tally, steps = Tally.of(results), [result.stats.speculation for result in results]
-    counts = {name: n / repeats for name, n in asdict(tally).items() if isinstance(n, int)}
+    stats = total(results)
+    speculation = stats.speculation
     return {
-        **counts,
+        "target_calls": stats.target_calls / repeats,
+        "decided": stats.decided / repeats,
+        "drafted": stats.drafted / repeats,
+        "accepted": stats.accepted / repeats,
         "tokens_per_second": 1 / timed.seconds_a_token(),
         "speed_up": speed_up(regular, timed),
-        "tokens_per_call": tally.tokens_per_call,
-        "acceptance_rate": tally.acceptance,
-        "alpha": tally.alpha,
-        "steps_by_accepted": [n / repeats for n in added([s.steps_by_accepted for s in steps])],
-        "steps_by_length": [n / repeats for n in added([s.steps_by_length for s in steps])],
+        "tokens_per_call": stats.tokens_per_call,
+        "acceptance_rate": stats.acceptance_rate if stats.drafted else None,
+        "alpha": speculation.alpha,
+        "steps_by_accepted": [n / repeats for n in speculation.steps_by_accepted],
+        "steps_by_length": [n / repeats for n in speculation.steps_by_length],
         "different": differing(_tokens(timed), _tokens(regular)),
         "seconds": timed.seconds,
         "tokens": timed.tokens,

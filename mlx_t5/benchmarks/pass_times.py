@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.network.encoding import encoded
+from mlx_t5.network.encoding import cache_of
 from mlx_t5.sampling.acceptance import accept
 from mlx_t5.sampling.draws import Sampling, likeliest
 from mlx_t5.settings import Settings
@@ -93,7 +93,7 @@ def drafting(model: T5, source: int) -> Callable[[], float]:
 
 
 def _prepared(model: T5, source: int, slots: int) -> Any:
-    cache = encoded(model, [[model.config.pad_token_id] * source])
+    cache = cache_of(model, [[model.config.pad_token_id] * source])
     cache.reserve(slots)
     mx.eval(cache.state)
     return cache

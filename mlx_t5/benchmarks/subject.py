@@ -16,7 +16,7 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.named import make_drafter, split_name
 from mlx_t5.drafting.proposals import Proposal
-from mlx_t5.engine.rows import Result, Tally
+from mlx_t5.engine.rows import Result, total
 from mlx_t5.errors import UserError
 from mlx_t5.loading import choose_pair
 from mlx_t5.model import T5, load
@@ -139,4 +139,4 @@ def sentences(decoder: SpeculativeDecoder, texts: Sequence[str], **options: Any)
 
 
 def decided(results: Sequence[Result]) -> int:
-    return Tally.of(results).decided
+    return total(results).decided

@@ -89,19 +89,16 @@ class Plan:
     Attributes:
         copies: each row's copied tokens.
         drafted: number of tokens that the draft proposes to each row; 0 if the row copies.
+        gamma: the largest number of proposals of a row.
         usual: whether the step takes as long as any step with these numbers.
         idle: whether nothing will be proposed to the same rows in the next step either.
     """
 
     copies: Rows
     drafted: Sequence[int]
+    gamma: int
     usual: bool = False
     idle: bool = False
-
-    @property
-    def gamma(self) -> int:
-        """The largest number of proposals of a row."""
-        return max(*self.drafted, *map(len, self.copies))
 
 
 @dataclass
@@ -153,18 +150,19 @@ class Adaptive:
                 number, likelier = self._choose_number(*of_group, has_draft, len(rows))
                 numbers[group], drafts[group] = number, likelier
             shared.until_trial -= 1
-        lengths = np.minimum(numbers, [row.room for row in rows])
+        lengths = np.minimum(numbers, [row.max_proposals for row in rows])
         drafted = np.where(drafts, lengths, 0)
         copied = [copy.tokens[:n] for copy, n in zip(copies, lengths - drafted, strict=True)]
-        plan = Plan(copied, drafted.tolist())
+        most_drafted = int(drafted.max())
+        gamma = max(most_drafted, *map(len, copied))
         # Other steps take longer: some rows copy more tokens than others draft, or the draft reads
         # more than a token for a row.
         late = np.any((drafted > 0) & (np.array(unread or 0) > 1))
-        alike = not late and max(plan.drafted) in (0, plan.gamma)
+        alike = not late and most_drafted in (0, gamma)
         usual = alike and all(row.adapts for row in rows)
-        nothing = plan.gamma == 0 and not any(copy.tokens for copy in copies)
+        nothing = gamma == 0 and not any(copy.tokens for copy in copies)
         resting = has_draft and all(shared.until_trial > 1 for shared in groups)
-        return replace(plan, usual=usual, idle=nothing and resting)
+        return Plan(copied, drafted.tolist(), gamma, usual, idle=nothing and resting)
 
     def _choose_number(
         self, rows: Sequence[Row], copies: Sequence[Copy], has_draft: bool, batch: int
@@ -179,10 +177,10 @@ class Adaptive:
         seconds = self.costs.seconds(1 if rows[0].settings.delta else batch, rows[0].adapts)
         copied, drafted = np.ones((2, len(rows), len(NUMBERS)))  # each row's mean tokens
         for i, (row, copy) in enumerate(zip(rows, copies, strict=True)):
-            stats, most = row.acceptance, min(len(copy.tokens), row.room)
+            stats, most = row.acceptance, min(len(copy.tokens), row.max_proposals)
             copied[i] = stats.expected_tokens(copy.kind, most, shared)
             if has_draft:
-                drafted[i] = stats.expected_tokens(DRAFT, row.room, shared)
+                drafted[i] = stats.expected_tokens(DRAFT, row.max_proposals, shared)
         likelier = drafted > copied
         # In a step with drafts, rows may still copy.
         speeds = speeds_of(np.stack([copied, np.maximum(copied, drafted)]), seconds)
@@ -208,19 +206,17 @@ class Adaptive:
             written: tokens that the step wrote.
             accepted: number of written tokens that were proposals.
         """
-        if drafted:
-            if accepted < drafted:
-                row.acceptance.promising = False
-            self._count(row, DRAFT, accepted, drafted)
+        if accepted < drafted:
+            row.acceptance.promising = False
         text = written[:-1] if row.ended else written
         equal = [*map(eq, copy.tokens, text)]
-        self._count(row, copy.kind, [*equal, False].index(False), len(equal))
-
-    def _count(self, row: Row, kind: Kind, accepted: int, proposed: int) -> None:
-        counts = accepted, 1 if accepted < proposed else 0
+        agreed = [*equal, False].index(False)
         fades = {self._shared(row): SHARED_FADE, row.acceptance: FADE}  # with delta > 0, only one
-        for stats, fade in fades.items():
-            stats.counts[kind] = stats.counts[kind] * fade ** sum(counts) + counts
+        for kind, kept, proposed in ((DRAFT, accepted, drafted), (copy.kind, agreed, len(equal))):
+            if proposed:
+                counts = kept, 1 if kept < proposed else 0
+                for stats, fade in fades.items():
+                    stats.counts[kind] = stats.counts[kind] * fade ** sum(counts) + counts
 
     def _shared(self, row: Row) -> AcceptanceStats:
         """Returns the counts of all rows that a row learns from."""

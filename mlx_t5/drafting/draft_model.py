@@ -14,7 +14,7 @@ from mlx_t5.drafting.proposals import Kind, Proposal, Rows
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network.draft_vocabulary import DraftVocabulary
-from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.sampling.acceptance import accepted_length
 from mlx_t5.sampling.draws import OWN, Sampling, fold, is_finite, likeliest, probabilities, sample
 from mlx_t5.sampling.processors import History
@@ -62,15 +62,17 @@ class DraftModel:
             model: the draft.
             target: the model that verifies; both must share a tokenizer, but their numbers of
                 embeddings may differ.
-            vocabulary: the tokens that the draft can propose; None reads them from the draft.
+            vocabulary: the tokens that the draft can propose; None reads them from the draft, and
+                checks that it fits the target.
 
         Raises:
             UserError: see `check_pair`.
         """
-        check_pair(model, target)
-        self.model, self.target = model, target
+        if vocabulary is None:
+            check_pair(model, target)
+            vocabulary = DraftVocabulary(model, target.config.vocab_size)
+        self.model, self.target, self.vocabulary = model, target, vocabulary
         self.shares_encoder = getattr(model, "shares_with", None) is not None
-        self.vocabulary = vocabulary or DraftVocabulary(model, target.config.vocab_size)
         self.cache: Any = None  # a `Cache`; None if no row is encoded
         self.fed: list[int] = []  # number of each row's tokens in the cache
         self.sources: list[list[int]] = []  # source tokens of each row
@@ -187,7 +189,7 @@ class DraftModel:
             sources, states = self.sources[-len(self.waiting) :], self.waiting
             if states[0] is None:  # else they are the target's
                 states = encoder_states(self.model, sources)
-            cache = prepared(self.model, sources, states)
+            cache = make_cache(self.model, sources, states)
             mx.async_eval(cache.state)
             if self.cache is None:
                 self.cache = cache

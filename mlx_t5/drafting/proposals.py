@@ -108,8 +108,6 @@ class Proposal:
         """Returns this proposal, but the rows with copied tokens propose these instead."""
         lengths = [len(copy) for copy in copies]
         gamma = max(lengths)
-        if gamma == 0:
-            return self
         tokens = mx.array([[*copy, *[0] * (gamma - len(copy))] for copy in copies], mx.int32)
         valid, writers = mx.array(lengths, mx.int32), ["copy"] * len(lengths)
         if self.tokens is None:

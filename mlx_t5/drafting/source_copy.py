@@ -43,6 +43,7 @@ FIRST_COPY = Kind("first copy", 0.4, 0.6)  # alpha: near 0.9 in corrections, 0.1
 PREDICTION = Kind("prediction", 2.0, 0.35)
 WEAK_PREDICTION = Kind("weak prediction", 0.75, 2.25)
 FIRST_PREDICTION = Kind("first prediction", 1.5, 0.3)  # callers may be wrong
+NO_COPY = Copy(COPY, ())
 
 
 class Alignment:
@@ -73,7 +74,7 @@ class Alignment:
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Adds new tokens to the output, and moves to the place after them."""
-        for token in tokens if self.source else ():
+        for token in tokens:
             if len(self.output) >= SHORTEST_REPEAT:
                 phrase = tuple(self.output[-SHORTEST_REPEAT:])
                 self.phrases[phrase].append(len(self.output))
@@ -167,7 +168,7 @@ class SourceCopy:
             lookup: whether to copy from sources; if not, only from predictions.
         """
         self.tokenizer, self.lookup = tokenizer, lookup
-        self.alignments: list[Alignment] = []
+        self.alignments: list[Alignment | None] = []  # None if there is nothing to copy from
 
     def empty(self) -> SourceCopy:
         """Returns a drafter without rows for another batch."""
@@ -176,18 +177,23 @@ class SourceCopy:
     def insert(self, sources: Rows, predictions: Rows) -> None:
         """Starts the alignments of new rows; see `Drafter.insert`."""
         for source, prediction in zip(sources, predictions, strict=True):
-            known = source if self.lookup else ()
-            prefix = task_prefix(known, self.tokenizer)
-            self.alignments.append(Alignment(known, len(prefix), prediction))
+            alignment = None
+            if self.lookup:
+                begin = len(task_prefix(source, self.tokenizer))
+                alignment = Alignment(source, begin, prediction)
+            elif prediction:
+                alignment = Alignment((), 0, prediction)
+            self.alignments.append(alignment)
 
     def propose(self) -> list[Copy]:
         """Returns the tokens that each row could copy next; see `Drafter.propose`."""
-        return [alignment.find() for alignment in self.alignments]
+        return [alignment.find() if alignment else NO_COPY for alignment in self.alignments]
 
     def update(self, tokens: Rows) -> None:
         """Moves each alignment on by the row's new tokens, without the start token."""
         for alignment, row in zip(self.alignments, tokens, strict=True):
-            alignment.follow(row[1 + len(alignment.output) :])
+            if alignment:
+                alignment.follow(row[1 + len(alignment.output) :])
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keeps only the rows with these indices, which are ascending."""

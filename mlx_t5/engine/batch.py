@@ -15,7 +15,7 @@ from mlx_t5.drafting.draft_model import DraftModel
 from mlx_t5.drafting.proposals import Drafter
 from mlx_t5.engine.memory import require_for
 from mlx_t5.engine.rows import Row
-from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.network.interface import Target
 
 
@@ -29,13 +29,9 @@ class Batch:
 
     def __init__(self, target: Target, clock: Callable[[], float] = time.perf_counter) -> None:
         self.target, self.clock = target, clock
+        self.models: list[Any] = [target]  # those that need memory for each row
         self.cache: Any = None  # the target's; None without rows
         self.rows: list[Row] = []
-
-    @property
-    def models(self) -> list[Any]:
-        """The models that need memory for each row."""
-        return [self.target, self.draft.model] if self.draft else [self.target]
 
     def insert(self, rows: Sequence[Row], ahead: Sequence[Row] = ()) -> None:
         """Encodes the sources of new rows and adds the rows to the batch.
@@ -54,7 +50,7 @@ class Batch:
         states = encoder_states(self.target, [row.ids for row in new])
         by_row = dict(zip(new, states, strict=True))
         encoded = [by_row.get(r, r.states) for r in rows]
-        cache = prepared(self.target, sources, encoded, self.beams)
+        cache = make_cache(self.target, sources, encoded, self.beams)
         mx.async_eval(cache.state, states)
         mx.synchronize()  # waiting for the arrays alone may miss a failed pass
         if self.draft:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.engine.generation_request import GenerationRequest
-from mlx_t5.engine.rows import Chunk, PieceResult, Result, Row, Speculation, Stats
+from mlx_t5.engine.rows import Chunk, PieceResult, Result, Row, Stats
 from mlx_t5.errors import UserError, log, shown
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Document, DocumentOptions
@@ -32,25 +32,6 @@ class DocumentStats(Stats):
     cut: int = 0  # parts of sentences that were too long
     failed: int = 0  # the result has their source text
     kept: int = 0  # likewise, because the answers lacked a URL or an e-mail address of the source
-
-    def add(self, stats: Stats) -> None:
-        decided = sum(one.tokens_per_call * one.target_calls for one in (self, stats))
-        peak = max(self.peak_memory_bytes, stats.peak_memory_bytes)
-        _add(self, stats)
-        self.peak_memory_bytes = peak
-        self.update_rates(self.generated_tokens, decided)
-
-
-def _add(sums: Any, more: Any) -> None:
-    """Adds each field of `more` to the same field of `sums`; adds lists position by position."""
-    for name, added in vars(more).items():
-        value = getattr(sums, name)
-        if isinstance(value, Speculation):
-            _add(value, added)
-        elif isinstance(value, list):
-            setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
-        else:
-            setattr(sums, name, value + added)
 
 
 class DocumentInFlight:

@@ -32,7 +32,6 @@ def require_for(
         model.cache_memory(len(rows), source, target, beams * len(rows))
         + max(model.encoder_memory(len(g), source_width(lengths[g[0]])) for g in groups)
         for model in models
-        if model
     )
     require(needed)
     keep_buffers(needed)
@@ -44,11 +43,11 @@ def longest_text(models: Sequence[Any], tokens: int, rows: int, beams: int, spac
 
     After that, the caches of `rows` texts take at most half of the space.
     """
-
-    def texts(rows: int, tokens: int) -> int:
-        return sum(model.cache_memory(rows, 0, tokens, beams * rows) for model in models if model)
-
-    if texts(1, tokens) > space:
-        while tokens > 1 and texts(rows, tokens) > space // 2:
-            tokens //= 2
+    texts, most = 1, space
+    while tokens > 1:
+        caches = sum(model.cache_memory(texts, 0, tokens, beams * texts) for model in models)
+        if caches <= most:
+            break
+        texts, most = rows, space // 2
+        tokens //= 2
     return tokens

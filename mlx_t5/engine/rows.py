@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import mx
@@ -47,6 +48,27 @@ class Speculation:
     steps_by_accepted: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+
+    @property
+    def alpha(self) -> float:
+        """Estimated probability that a proposal is accepted; 0 if none was verified."""
+        drafted, accepted = self.drafted_by_position, self.accepted_by_position
+        # Position i was verified in the steps that accepted position i - 1 and had a proposal at i.
+        # The counts do not say how many steps did both, so the smaller count is taken.
+        verified = sum(map(min, [*drafted[:1], *accepted], drafted))
+        return sum(accepted) / max(verified, 1)
+
+
+def _add(sums: Stats | Speculation, more: Stats | Speculation) -> None:
+    """Adds each field of `more` to the same field of `sums`; adds lists position by position."""
+    for name, added in vars(more).items():
+        value = getattr(sums, name, None)
+        if isinstance(value, Speculation):
+            _add(value, added)
+        elif isinstance(value, list):
+            setattr(sums, name, [a + b for a, b in zip_longest(value, added, fillvalue=0)])
+        elif value is not None:
+            setattr(sums, name, value + added)
 
 
 @dataclass
@@ -107,7 +129,20 @@ class Stats:
             speculation.copied += drafted
             speculation.copied_accepted += accepted
 
-    def update_rates(self, generated: int, decided: float) -> None:
+    @property
+    def decided(self) -> int:
+        """The number of tokens decided, EOS included."""
+        return round(self.tokens_per_call * self.target_calls)
+
+    def add(self, other: Stats) -> None:
+        """Adds another text's counts and times; the peak of memory is the larger one."""
+        decided = self.decided + other.decided
+        peak = max(self.peak_memory_bytes, other.peak_memory_bytes)
+        _add(self, other)
+        self.peak_memory_bytes = peak
+        self.update_rates(self.generated_tokens, decided)
+
+    def update_rates(self, generated: int, decided: int) -> None:
         self.generated_tokens = generated
         self.acceptance_rate = self.accepted / max(self.drafted, 1)
         self.tokens_per_call = decided / self.target_calls if self.target_calls else 0.0
@@ -165,7 +200,7 @@ class Row:
         return self.decided - 1 if self.ended else self.decided
 
     @property
-    def room(self) -> int:
+    def max_proposals(self) -> int:
         """The maximum number of proposals in the next step; the target adds one more token."""
         return self.settings.max_tokens - len(self.tokens)
 
@@ -193,7 +228,7 @@ class Row:
             self.finish_reason = "stop"
         self.tokens += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
-        if self.finish_reason is None and self.room < 0:
+        if self.finish_reason is None and self.max_proposals < 0:
             self.finish_reason = "length"
         if self.watch and self.finish_reason:
             self.watch.finish()
@@ -337,48 +372,9 @@ class Chunk:
         return [writer != "target" for writer in self.writers]
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Sums over decoded texts; see `Stats` and `Speculation`."""
-
-    target_calls: int
-    decided: int
-    drafted: int
-    accepted: int
-    drafted_by_position: list[int]
-    accepted_by_position: list[int]
-
-    @classmethod
-    def of(cls, results: Sequence[Result]) -> Tally:
-        stats = [result.stats for result in results]
-        return cls(
-            sum(s.target_calls for s in stats),
-            sum(round(s.tokens_per_call * s.target_calls) for s in stats),
-            sum(s.drafted for s in stats),
-            sum(s.accepted for s in stats),
-            added([s.speculation.drafted_by_position for s in stats]),
-            added([s.speculation.accepted_by_position for s in stats]),
-        )
-
-    @property
-    def acceptance(self) -> float | None:
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def tokens_per_call(self) -> float:
-        return self.decided / max(self.target_calls, 1)
-
-    @property
-    def alpha(self) -> float:
-        """Estimated probability that a proposal is accepted; 0 if none was verified."""
-        drafted, accepted = self.drafted_by_position, self.accepted_by_position
-        # Position i was verified in the steps that accepted position i - 1 and had a proposal at i.
-        # The counts do not say how many steps did both, so the smaller count is taken.
-        verified = sum(map(min, [*drafted[:1], *accepted], drafted))
-        return sum(accepted) / max(verified, 1)
-
-
-def added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """The sums of lists, position by position; a shorter list counts 0 past its end."""
-    longest = max(map(len, counts), default=0)
-    return [sum(values[i] for values in counts if i < len(values)) for i in range(longest)]
+def total(results: Iterable[Result]) -> Stats:
+    """The sums of the results' statistics, and the rates of these sums."""
+    stats = Stats()
+    for result in results:
+        stats.add(result.stats)
+    return stats

@@ -56,7 +56,7 @@ class Scheduler:
                 later rows may be encoded ahead; else `MAX_JOINING_TOKENS` limits how many join.
         """
         self.engine, self.size, self.bulk = engine, size, bulk
-        self.answers = answers or AnswerStore([], 0)
+        self.answers = answers
         self.waiting = list[Row]()
         self.all_submitted, self.step_seconds = False, 0.0
         self._space, self._lowered = free(), False
@@ -64,7 +64,9 @@ class Scheduler:
 
     def submit(self, row: Row) -> None:
         """Adds a row, unless it is finished or its text is known, which finishes it at once."""
-        if row.finish_reason is None and self.answers.add(row):
+        if row.finish_reason is not None:
+            return
+        if self.answers is None or self.answers.add(row):
             self.waiting.append(row)
 
     def step(self) -> list[Row]:
@@ -79,33 +81,36 @@ class Scheduler:
         if advanced:
             self.engine.step()
         self.step_seconds = self.engine.clock() - started
-        reused, again = self.answers.update()
-        self.waiting[:0] = again
-        return [*refused, *advanced, *reused]
+        done = [*refused, *advanced]
+        if self.answers is not None:
+            reused, again = self.answers.update()
+            self.waiting[:0] = again
+            done += reused
+        return done
 
     def remove(self, rows: Iterable[Row]) -> None:
         """Removes rows, wherever they are; an equal row may be decoded in the place of each."""
         gone = set(rows)
         self.engine.filter([i for i, row in enumerate(self.engine.rows) if row not in gone])
-        self._take(gone)
-        self.waiting[:0] = self.answers.remove(gone)
-
-    def _take(self, rows: Iterable[Row]) -> None:
-        """Takes rows out of `waiting`, so that no later row waits for them."""
-        taken = set(rows)
-        remaining = [row for row in self.waiting if row not in taken]
+        remaining = [row for row in self.waiting if row not in gone]
         if len(remaining) < len(self.waiting):
-            self.waiting, self._full_at = remaining, self.size
+            self._full_at = self.size  # one for which there was no memory may have gone
+        again = [] if self.answers is None else self.answers.remove(gone)
+        self.waiting = [*again, *remaining]
 
     def _admit(self) -> list[Row]:
         """Inserts waiting rows if memory suffices; returns rows that do not fit even alone."""
         running = len(self.engine.rows)
         if not self.waiting or running >= self._full_at:
             return []
-        everyone, (joining, ahead) = self.waiting, self._next(self.size - running)
+        everyone = self.waiting
+        joining, ahead = self._next(self.size - running)
         for row in joining:
             self._lower_max_tokens(row)
-        self._take(joining)  # before inserting: a row that breaks the engine is not tried again
+        # Before inserting: a row that breaks the engine is not tried again.
+        taken = set(joining)
+        self.waiting = [row for row in everyone if row not in taken]
+        self._full_at = self.size
         if ahead:
             with suppress(RuntimeError, MemoryError):  # MLX raises these when it cannot allocate
                 self.engine.insert(joining, ahead)
@@ -130,9 +135,8 @@ class Scheduler:
 
     def _next(self, count: int) -> tuple[list[Row], list[Row]]:
         """Returns up to `count` rows to join, and the rows to encode ahead with them."""
-        if (
-            self.all_submitted
-        ):  # long sources have long texts: started last, they would decode alone
+        # Long sources have long texts: started last, they would decode alone.
+        if self.all_submitted:
             order = sorted(self.waiting, key=lambda row: -len(row.ids))
         else:  # the oldest row, then the rows nearest to it in length
             oldest = len(self.waiting[0].ids)
@@ -141,7 +145,7 @@ class Scheduler:
         if not self.bulk:
             return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
         new, later = ([row for row in some if row.states is None] for some in (joining, later))
-        return joining, fitting(new, later, PASS_POSITIONS) if new else []
+        return joining, fitting(new, later, PASS_POSITIONS) if new and later else []
 
     def _insert(self, rows: Sequence[Row]) -> list[bool]:
         self.engine.insert(rows)

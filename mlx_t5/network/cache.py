@@ -40,17 +40,12 @@ def round_up(n: int) -> int:
 
 def source_width(longest: int, rows: int = 2) -> int:
     """The padded source length S for `rows` rows of at most `longest` tokens."""
-    # On a GPU a multiple of 32: with fewer shapes, the work prepared for a shape (`mx.compile`,
+    # On a GPU a multiple of 32: with fewer shapes, the work make_cache for a shape (`mx.compile`,
     # CUDA's graphs) is reused more often. And Metal has one kernel for attention with few queries,
     # but uses it only if S is at least their number.
     if not FEW_SHAPES or (rows == 1 and ON_CUDA):  # CUDA attends to one row faster without a mask
         return longest
     return -(-longest // 32) * 32
-
-
-def positions_of(offsets: Sequence[int], length: int) -> np.ndarray:
-    """The positions (B, T) of T tokens a row, from each row's offset on."""
-    return np.array(offsets, np.int32)[:, None] + np.arange(length, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -68,25 +63,22 @@ class Slots:
     cross: list[KeysValues]  # one pair per layer
     mask: mx.array | None  # hides padding of sources: (P, H, K·T, S), or (1, 1, 1, S) if P = 1
 
-    def update(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Writes a layer's new keys and values (B, H, T, d_kv); returns what attention reads."""
-        length = self.positions.shape[1]
-        # Lazy, and without a copy if nothing else refers to the arrays.
-        if self.start is None:
-            index = mx.broadcast_to(self.positions[:, None, :, None], keys.shape)
-        for arrays, new in ((self.keys, keys), (self.values, values)):
-            if self.start is None:
-                arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
-            else:
-                arrays[layer][:, :, self.start : self.start + length] = new
-        return self.keys[layer][:, :, : self.seen], self.values[layer][:, :, : self.seen]
-
     def self_attention(
         self, attend: Attend, layer: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
     ) -> mx.array:
-        if self.keys:
-            k, v = self.update(layer, k, v)
-        return attend(q, k, v, bias)
+        """Writes a layer's new keys and values (B, H, T, d_kv), then attends to all slots."""
+        if not self.keys:
+            return attend(q, k, v, bias)
+        # Lazy, and without a copy if nothing else refers to the arrays.
+        if self.start is None:
+            index = mx.broadcast_to(self.positions[:, None, :, None], k.shape)
+        for arrays, new in ((self.keys, k), (self.values, v)):
+            if self.start is None:
+                arrays[layer] = mx.put_along_axis(arrays[layer], index, new, axis=2)
+            else:
+                arrays[layer][:, :, self.start : self.start + k.shape[2]] = new
+        seen = slice(self.seen)
+        return attend(q, self.keys[layer][:, :, seen], self.values[layer][:, :, seen], bias)
 
     def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
         """Attends to the source with queries (P, H, K·T, d_kv)."""
@@ -137,7 +129,8 @@ class Cache:
         if end > capacity:
             self.reserve(end)
         start = offsets[0] if len(set(offsets)) == 1 else None
-        queries = positions_of(offsets if start is None else offsets[:1], length)
+        first = np.array(offsets if start is None else offsets[:1], np.int32)
+        queries = first[:, None] + np.arange(length, dtype=np.int32)
         mask = None if self.mask is None else self.mask[:, None, None]
         if mask is not None and ADDS_MASKS:
             mask = hiding(mask, self.keys[0].dtype)

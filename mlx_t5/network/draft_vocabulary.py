@@ -56,7 +56,7 @@ def narrow(draft: T5, ids: np.ndarray) -> None:
     """Restricts a draft, in place, to the ascending tokens `ids`."""
     draft.config = replace(draft.config, draft_vocab_size=len(ids))
     draft.d2t = mx.array(ids)
-    settle(draft)
+    apply_table(draft)
     if draft.shares_with is None:
         draft.lm_head = _rows(getattr(draft, "lm_head", draft.shared), draft.d2t)
 
@@ -69,7 +69,7 @@ def with_all_tokens(draft: T5) -> Any:
     return wide
 
 
-def settle(draft: T5) -> None:
+def apply_table(draft: T5) -> None:
     """Checks a draft's table; keeps only its rows of a head that belongs to the target."""
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()

@@ -44,7 +44,7 @@ def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.a
     return [states[tuple(source)] for source in sources]
 
 
-def prepared(
+def make_cache(
     model: Target, sources: Sequence[Sequence[int]], states: Sequence[mx.array], beams: int = 1
 ) -> Cache:
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
@@ -61,10 +61,10 @@ def prepared(
     return cache if beams == 1 else cache.shared(beams, 1)
 
 
-def encoded(
+def cache_of(
     model: T5, sources: Sequence[Sequence[int]], states: Sequence[mx.array] | None = None
 ) -> Cache:
     """A decoder's cache with a row for each source; waits until it is computed."""
-    cache = prepared(model, sources, states or encoder_states(model, sources))
+    cache = make_cache(model, sources, states or encoder_states(model, sources))
     mx.eval(cache.state)
     return cache

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mlx_t5.backend import mx
 from mlx_t5.errors import UserError
-from mlx_t5.network.cache import SLOT_MULTIPLE, Attend, Cache, Slots, positions_of, round_up
+from mlx_t5.network.cache import SLOT_MULTIPLE, Attend, Cache, Slots, round_up
 from mlx_t5.network.linear import QUANTIZATION, Matrix
 from mlx_t5.sampling.draws import Sampling, probabilities
 from mlx_t5.settings import Settings, check_exact
@@ -106,7 +108,7 @@ class ExactSlots:
     def __init__(self, rows: list[Slots], offsets: list[int], length: int) -> None:
         self.rows, self.offsets = rows, offsets
         self.batch = self.prompts = len(offsets)
-        self.queries = positions_of(offsets, length)
+        self.queries = np.array(offsets)[:, None] + np.arange(length)
         self.seen = max(slots.seen for slots in rows)
 
     def self_attention(
@@ -114,9 +116,8 @@ class ExactSlots:
     ) -> mx.array:
         rows = []
         for i, slots in enumerate(self.rows):
-            row = slice(i, i + 1)
-            seen = slots.update(layer, k[row], v[row])
-            rows.append(_over_slots(attend, q[row], *seen, bias[row], self.offsets[i]))
+            row, over = slice(i, i + 1), partial(_over_slots, attend, self.offsets[i])
+            rows.append(slots.self_attention(over, layer, q[row], k[row], v[row], bias[row]))
         return self._padded(rows)
 
     def cross_attention(self, attend: Attend, layer: int, q: mx.array) -> mx.array:
@@ -129,7 +130,7 @@ class ExactSlots:
 
 
 def _over_slots(
-    attend: Attend, q: mx.array, k: mx.array, v: mx.array, bias: mx.array, offset: int
+    attend: Attend, offset: int, q: mx.array, k: mx.array, v: mx.array, bias: mx.array
 ) -> mx.array:
     """Attends from W queries, the first at position `offset`."""
 

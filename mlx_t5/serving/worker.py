@@ -24,7 +24,7 @@ from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
-from mlx_t5.network.encoding import encoded
+from mlx_t5.network.encoding import cache_of
 from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
@@ -267,6 +267,6 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
         list(decoder.embeddings.parts(prompts, batch_size, True))
     if decoder.exact:  # all its passes have the same number of positions
         return
-    cache = encoded(model, [prompt])
+    cache = cache_of(model, [prompt])
     for width in range(1, most + 2 if decoder.draft or decoder.copy else 2):
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))

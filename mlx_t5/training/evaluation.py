@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlx_t5.drafting.named import DRAFTERS
-from mlx_t5.engine.rows import Result, Tally
+from mlx_t5.engine.rows import Result, total
 from mlx_t5.errors import shown
 from mlx_t5.timing import Columns, Ratio, interleave, markdown, percent, speed_up
 
@@ -108,8 +108,8 @@ class Acceptance:
         # A text without an end usually repeats itself, is by far the longest, and is guessed all or
         # not at all: a few of them would decide which draft is the best.
         ended = [result for result in results if result.finish_reason == "stop"]
-        tally = Tally.of(ended if 2 * len(ended) >= len(results) else results)
-        return cls(tally.acceptance or 0.0, tally.tokens_per_call)
+        stats = total(ended if 2 * len(ended) >= len(results) else results)
+        return cls(stats.acceptance_rate, stats.tokens_per_call)
 
     @property
     def value(self) -> float:
@@ -171,13 +171,13 @@ def measure_proposers(
     share = BUDGET_SECONDS / (len(names) + 1) / (REPEATS + 1) / (time.perf_counter() - began)
     turns = min(prompts, max(LEAST_TURNS, int(share)))
     variants = {REGULAR: regular} | {name: decoding(name) for name in names}
-    timed = interleave(variants, turns, REPEATS, lambda results: Tally.of(results).decided)
+    timed = interleave(variants, turns, REPEATS, lambda results: total(results).decided)
     proposers = []
     for name in names:
-        tally = Tally.of([result for turn in timed[name].outcomes[-1] for result in turn])
+        stats = total(result for turn in timed[name].outcomes[-1] for result in turn)
         gain = speed_up(timed[REGULAR], timed[name])
         figures = accepted[name].acceptance, accepted[name].tokens_per_call
-        proposers.append(Proposer(name, *figures, gain, tally.tokens_per_call))
+        proposers.append(Proposer(name, *figures, gain, stats.tokens_per_call))
     return proposers, turns
 
 

@@ -30,7 +30,7 @@ from mlx_t5.errors import UserError, reason, shown
 from mlx_t5.grouping import by_length
 from mlx_t5.installation import command
 from mlx_t5.model import T5
-from mlx_t5.network.encoding import encoder_states, prepared
+from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 
@@ -173,7 +173,7 @@ def label(
         states = encoder_states(target, sources)
         longest, start = max(map(len, answers)), target.config.decoder_start_token_id
         rows = [[start, *a[:-1]] + [start] * (longest - len(a)) for a in answers]
-        logits = target.decode(mx.array(rows), prepared(target, sources, states), [0] * len(rows))
+        logits = target.decode(mx.array(rows), make_cache(target, sources, states), [0] * len(rows))
         p = mx.softmax(logits / (temp or 1.0), axis=-1)
         top_ids = mx.argpartition(-p, min(TOP_K, p.shape[-1]) - 1, axis=-1)[..., :TOP_K]
         top_ids, top_p = top_ids.astype(mx.int32), mx.take_along_axis(p, top_ids, axis=-1)

@@ -32,7 +32,7 @@ def rows(sources, **settings):
 @pytest.mark.parametrize(
     ("proposals", "fed"), [("none", [[0], [1]]), ("drafted", [[0]]), ("predicted", [[0]])]
 )
-def test_a_pass_begins_early_only_without_proposals(early, proposals, fed):
+def test_a_pass_prefetches_only_without_proposals(early, proposals, fed):
     model = FakeModel(without(TABLE, EOS), V)
     engine = Engine(model, drafter(TABLE, model) if proposals == "drafted" else None)
     (row,) = inserted = rows(SOURCES[:1], max_tokens=9, num_draft=5)

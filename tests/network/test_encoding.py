@@ -4,7 +4,7 @@ import pytest
 from mlx_t5.backend import mx
 from mlx_t5.disk import BUNDLED
 from mlx_t5.model import load
-from mlx_t5.network.encoding import encoded, encoder_states, padded
+from mlx_t5.network.encoding import cache_of, encoder_states, padded
 
 
 def test_states_depend_on_neither_order_nor_neighbors_of_sources():
@@ -25,5 +25,5 @@ def test_the_only_source_needs_no_mask_on_cuda(monkeypatch, cuda):
         width = 3 if alone else 32
         ids, mask = padded(sources, 0)
         assert ids.shape == (len(sources), width) and (mask is None) == alone
-        cache = encoded(model, sources)
+        cache = cache_of(model, sources)
         assert (cache.source, cache.mask is None) == (width, alone)

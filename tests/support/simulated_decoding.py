@@ -93,7 +93,7 @@ class Line:
         return len(next(iter(self.right.values())))
 
     @property
-    def room(self):
+    def max_proposals(self):
         return self.tokens - self.place - 1
 
     @property
@@ -102,7 +102,8 @@ class Line:
         return next((kind for kind in self.right if kind is not DRAFT), None)
 
     def copy(self):
-        ahead = self.right.get(self.copied, [])[self.place : self.place + min(MOST, self.room)]
+        end = self.place + min(MOST, self.max_proposals)
+        ahead = self.right.get(self.copied, [])[self.place : end]
         return Copy(self.copied or COPY, [RIGHT if right else WRONG for right in ahead])
 
     def kept(self, kind, length):
@@ -133,11 +134,11 @@ class Simulation:
         """Returns the seconds with a fixed number of proposals of a kind."""
 
         def choose(rows, copies, unread, idle):
-            lengths = [min(gamma, row.room) for row in rows]
+            lengths = [min(gamma, row.max_proposals) for row in rows]
             if kind is DRAFT:
-                return Plan([()] * len(rows), lengths)
+                return Plan([()] * len(rows), lengths, max(lengths))
             known = [c.tokens[:n] for c, n in zip(copies, lengths, strict=True)]
-            return Plan(known, [0] * len(rows))
+            return Plan(known, [0] * len(rows), max(map(len, known)))
 
         return self._decode(lines, choose, learn=False)
 
