@@ -186,6 +186,8 @@ class LineReader:
                     text = _checked(text, where, blank, self.if_blank)
                     if self._as_json:
                         record = _record(text, where)
+                        if self.targets and "completion" in record:
+                            record.setdefault("target", record.pop("completion"))
                         yield self._of(record, n - 1, where)
                     else:
                         yield Line(text, n - 1)
