@@ -1,6 +1,7 @@
 """Tests settings: bad values are refused, good values become plain numbers, pages agree."""
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 
 import numpy as np
@@ -122,6 +123,12 @@ def test_an_unknown_argument_is_refused_by_the_call(call):
     for other, own in {"max_new_tokens": "max_tokens", "batchsize": "batch_size"}.items():
         with pytest.raises(TypeError, match=f"argument '{other}'; did you mean {own}\\?"):
             getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, **{other: 1})
+
+
+def test_help_names_every_setting_and_has_an_example():
+    for setting in fields(Settings):
+        assert f"{setting.name}" in SpeculativeDecoder.request.__doc__
+    assert "= SpeculativeDecoder.from_pretrained(" in SpeculativeDecoder.__doc__
 
 
 # ---- effects -------------------------------------------------------------------------------------
