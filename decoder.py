@@ -55,16 +55,7 @@ from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import (
-    AUTO,
-    DEFAULT_BATCH_SIZE,
-    FLAG,
-    NONE,
-    SETTINGS,
-    Settings,
-    check_names,
-    checked,
-)
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, check_names, checked
 from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
@@ -453,7 +444,7 @@ class SpeculativeDecoder:
         """
         if num_draft is None:
             num_draft = self.defaults.num_draft
-        check_names(settings, SETTINGS)
+        check_names(settings)
         values = replace(self.defaults, num_draft=num_draft, **settings)
         seed, num_samples = checked("seed", seed), checked("num_samples", num_samples)
         several = num_samples > 1 or values.num_return_sequences > 1

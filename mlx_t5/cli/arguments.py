@@ -74,16 +74,17 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         for i, word in enumerate(words):
             name, equals, value = word.partition("=")
-            other = option_of(ALIASES.get(name_of(name), name_of(name)))
+            plain = name.lstrip("-").replace("-", "_")
+            other = option_of(ALIASES.get(plain, plain))
             if name not in known and name.startswith("-") and other in known:
                 words[i] = f"{other}{equals}{value}"
         result, rest = super().parse_known_args(words, namespace)
         if rest:
             unknown = rest[0].partition("=")[0]
-            cure = did_you_mean(unknown, known)
+            cure = did_you_mean(unknown, known) or "; see --help"
             if not unknown.startswith("-") and "--prompt" in known:
-                cure = f"did you mean --prompt {shlex.quote(rest[0])}?"
-            self.error(f"unrecognized arguments: {' '.join(rest)}; {cure or 'see --help'}")
+                cure = f"; did you mean --prompt {shlex.quote(rest[0])}?"
+            self.error(f"unrecognized arguments: {' '.join(rest)}{cure}")
         return result, rest
 
     def error(self, message: str) -> NoReturn:
@@ -125,6 +126,13 @@ def message_of(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return reason(error)
     return str(error) if isinstance(error, UserError) else None
+
+
+def run_command(
+    name: str, read: Callable[[Any], Any], argv: Sequence[str] | None, interrupted: str
+) -> int:
+    """Runs a command whose options `read` parses and checks; the rest is as in `run`."""
+    return run(lambda: run_body(name, read(argv)), interrupted)
 
 
 def run_body(name: str, options: Any) -> int:
@@ -297,10 +305,6 @@ def num_draft(cure: str = "", **changes: Any) -> Option:
 
 def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def name_of(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
 
 
 def options_of(kind: type) -> dict[str, Option]:

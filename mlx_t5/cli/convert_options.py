@@ -51,5 +51,4 @@ def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None) -> int:
     interrupted = "interrupted; nothing was written"
-    work = lambda: arguments.run_body("convert", read_convert_options(argv))  # noqa: E731
-    return arguments.run(work, interrupted)
+    return arguments.run_command("convert", read_convert_options, argv, interrupted)

@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
-from mlx_t5.cli import arguments
+from mlx_t5.cli import arguments, input
 from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
-from mlx_t5.cli.input import (
-    WRITE_SOMETHING,
-    Line,
-    LineReader,
-    Lines,
-    is_piped,
-    may_be_piped,
-    read_document,
-    read_prompts,
-)
 from mlx_t5.cli.input_files import are_several, paired_files
 from mlx_t5.cli.output import ARRAY, check_output_file
 from mlx_t5.cli.resuming import refuse_interrupted
@@ -178,40 +168,39 @@ class MainOptions:
         return bool(self.input_file) and not self.is_output_whole and (self.json or not pipe)
 
     @cached_property
-    def lines(self) -> Lines:
+    def lines(self) -> input.Lines:
         """The prompts; the first use opens the input, and raises `UserError` if that is bad."""
         if not self.input_file:
-            prompts = self.prompt or []
-            if not prompts:
-                return Lines(_piped_or_demo(self), 1)
-            lines = read_prompts(prompts, self.unit == "none", blank=self.embed)
-            return Lines(lines, len(lines))
+            if not self.prompt:
+                return input.Lines(_piped_or_demo(self), 1)
+            lines = input.read_prompts(self.prompt, self.unit == "none", blank=self.embed)
+            return input.Lines(lines, len(lines))
         if self.is_document:
-            text = read_document(self.input_file, self.file_type, self.encoding)
-            return Lines([Line(text)], 1)
+            text = input.read_document(self.input_file, self.file_type, self.encoding)
+            return input.Lines([input.Line(text)], 1)
         if self.input_file == "-" and sys.stdin.isatty():
             log("type one line per prompt; Ctrl-D ends the input")
         translates = bool(self.target_language)  # then an empty line has an empty translation
-        return LineReader(
+        return input.LineReader(
             self.input_file,
             targets=self.score,
             optional="prediction" if self.writes_text and not self.regular_decode else "",
             blank=self.embed or translates,
             trailing=translates,
             encoding=self.encoding,
-            if_blank=IF_BLANK if self.writes_text else WRITE_SOMETHING,
+            if_blank=IF_BLANK,
         ).lines()
 
 
-def _piped_or_demo(options: MainOptions) -> Iterator[Line]:
+def _piped_or_demo(options: MainOptions) -> Iterator[input.Line]:
     """The prompt that waits on standard input once the models are loaded, or the default one."""
-    if is_piped():
-        yield from read_prompts(["-"], options.unit == "none", blank=options.embed)
+    if input.is_piped():
+        yield from input.read_prompts(["-"], options.unit == "none", blank=options.embed)
         return
     if options.task or options.target_language:
         raise UserError("--task and --target-language require --prompt or --input-file")
     log(f"prompt: {DEFAULT_PROMPT}")
-    yield Line(DEFAULT_PROMPT)
+    yield input.Line(DEFAULT_PROMPT)
 
 
 def read_options(argv: Sequence[str]) -> list[MainOptions]:
@@ -230,16 +219,16 @@ def read_options(argv: Sequence[str]) -> list[MainOptions]:
     parser.add_argument("--version", action="version", version=__version__)
     given = parser.given(declared, argv)
     given["again"] = arguments.resuming_command("generate", argv)
-    inputs, output = given.pop("input_file", []), given.get("output_file", "")
-    if not are_several(inputs):
-        name = inputs[0] if inputs else None
-        return [_checked_options(declared, given | {"input_file": name})]
-    as_json = any(given.get(name) for name in ("json", "score", "embed"))
-    pairs = paired_files(inputs, output, as_json)
+    inputs, output = given.pop("input_file", []), given.get("output_file")
+    pairs: Sequence[tuple[str | None, str | None]] = [(inputs[0] if inputs else None, output)]
+    several = are_several(inputs)
+    if several:
+        as_json = any(given.get(name) for name in ("json", "score", "embed"))
+        pairs = paired_files(inputs, output or "", as_json)
     jobs = []
     for number, (file, result) in enumerate(pairs, 1):
-        of_file = {"input_file": file, "output_file": result}
-        of_file["place"] = f"{number} of {len(pairs)}: {file}: "
+        place = f"{number} of {len(pairs)}: {file}: " if several else ""
+        of_file = {"input_file": file, "output_file": result, "place": place}
         jobs.append(_checked_options(declared, given | of_file))
     return jobs
 
@@ -251,7 +240,7 @@ def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> M
     checked = {name: value for name, value in given.items() if name in declared}
     if suffix in SUBTITLES:
         checked.setdefault("split", "sentences")
-    if not (input_file or given.get("prompt")) and may_be_piped():
+    if not (input_file or given.get("prompt")) and input.may_be_piped():
         checked["prompt"] = ["-"]
     if kind == ARRAY:
         checked["output_file"] = "FILE.npy"
@@ -273,11 +262,7 @@ def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> M
     if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
         raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
     if kind in SUBTITLES and (kind != suffix or options.json or not options.writes_text):
-        cure = (
-            f"end it in {suffix}"
-            if suffix in SUBTITLES and not options.json
-            else "name it .txt or .jsonl"
-        )
+        cure = "end it as the input does, or in .txt or .jsonl"
         raise UserError(f"{output_file} would not hold {kind[1:]} subtitles; {cure}")
     if options.embed and kind in OTHER_ARRAYS:
         raise UserError(f"vectors are not written as {kind}; name the file .npy or .jsonl")
@@ -301,4 +286,4 @@ def read_command_line(argv: Sequence[str] | None) -> list[MainOptions]:
 
 
 def main(argv: Sequence[str] | None) -> int:
-    return arguments.run(lambda: arguments.run_body("generate", read_command_line(argv)))
+    return arguments.run_command("generate", read_command_line, argv, "interrupted")

@@ -84,14 +84,11 @@ def may_be_piped() -> bool:
 
 
 def is_piped() -> bool:
-    """Whether standard input is a file, or a pipe in which bytes wait; waits for nothing itself."""
-    if not may_be_piped():
+    """Whether standard input is a file or pipe in which bytes wait; waits for nothing itself."""
+    if not may_be_piped() or not select.select([sys.stdin], [], [], 0)[0]:
         return False
-    if stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
-        return True
-    ready, _, _ = select.select([sys.stdin], [], [], 0)
     data: Any = sys.stdin.buffer
-    return bool(ready and data.peek(1))  # a pipe that has ended is ready, but empty
+    return bool(data.peek(1))  # what has ended is ready, but empty
 
 
 def read_document(name: str, file_type: str = "", encoding: str = "") -> str:

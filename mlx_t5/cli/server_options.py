@@ -122,5 +122,4 @@ def _check_access(options: ServerOptions) -> None:
 
 
 def main(argv: Sequence[str] | None) -> int:
-    work = lambda: arguments.run_body("server", read_server_options(argv))  # noqa: E731
-    return arguments.run(work, interrupted="")
+    return arguments.run_command("server", read_server_options, argv, interrupted="")

@@ -85,9 +85,9 @@ MAIN = {
     "--input-file empty --output-file o": "empty has no files to read; they end in .txt .srt .vtt",
     f"{LINES} folder/b.txt --output-file folder": "folder/b.txt is the input file too",
     f"{LINES} folder/b.txt --output-file out": "out/in.txt has 1 of 2 lines, from an interr",
-    f"{LINES} --output-file film.vtt": "film.vtt would not hold vtt subtitles; name it .txt or",
-    "--input-file a.srt --output-file film.vtt": "not hold vtt subtitles; end it in .srt",
-    "--input-file a.srt --json --output-file film.srt": "not hold srt subtitles; name it .txt",
+    f"{LINES} --output-file film.vtt": "film.vtt would not hold vtt subtitles; end it as the",
+    "--input-file a.srt --output-file film.vtt": "film.vtt would not hold vtt subtitles",
+    "--input-file a.srt --json --output-file film.srt": "film.srt would not hold srt subtitles",
     "--prompt a --output-file film.SRT": "film.SRT would not hold srt subtitles",
     **{
         f"{LINES} --embed --output-file v{end}": f"vectors are not written as {end}; name the file"
