@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
-from mlx_t5.interrupts import interrupts_deferred
 from mlx_t5.settings import (
     ALIASES,
     AUTO,
@@ -34,6 +33,7 @@ from mlx_t5.settings import (
     did_you_mean,
     written,
 )
+from mlx_t5.starting import interrupts_deferred
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -129,7 +129,7 @@ def message_of(error: Exception) -> str | None:
 
 
 def run_command(
-    name: str, read: Callable[[Any], Any], argv: Sequence[str] | None, interrupted: str
+    name: str, read: Callable[[Any], Any], interrupted: str, argv: Sequence[str] | None
 ) -> int:
     """Runs a command whose options `read` parses and checks; the rest is as in `run`."""
     return run(lambda: run_body(name, read(argv)), interrupted)
@@ -169,22 +169,18 @@ def open_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def within(allowed: Range) -> Callable[[str], Any]:
-    """An argparse type that accepts the values of a range."""
-
-    def parse(text: str) -> Any:
-        value: Any = text
-        with contextlib.suppress(ValueError):
-            value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
-        fitting = allowed.fit(value)
-        if fitting is None:
-            expected = allowed.expected
-            if allowed.kind is bool:  # written in lower case, unlike in Python
-                expected = " or ".join([*FLAGS, *allowed.besides])
-            raise argparse.ArgumentTypeError(f"{expected}, not {written(text)}")
-        return fitting
-
-    return parse
+def within(allowed: Range, text: str) -> Any:
+    """What a text means as a value of a range, for argparse."""
+    value: Any = text
+    with contextlib.suppress(ValueError):
+        value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
+    fitting = allowed.fit(value)
+    if fitting is None:
+        expected = allowed.expected
+        if allowed.kind is bool:  # written in lower case, unlike in Python
+            expected = " or ".join([*FLAGS, *allowed.besides])
+        raise argparse.ArgumentTypeError(f"{expected}, not {written(text)}")
+    return fitting
 
 
 def at_least(least: int, besides: tuple = (), **more: Any) -> Range:
@@ -236,7 +232,7 @@ class Option:
         else:
             choices = [*FLAGS, *self.kind.besides] if self.kind.kind is bool else []
             metavar = f"{{{','.join(choices)}}}" if choices else self.metavar or "N"
-            options = {"type": within(self.kind), "metavar": metavar}
+            options = {"type": partial(within, self.kind), "metavar": metavar}
         if self.several:
             options["nargs"] = "+" if self.several is True else self.several
         if self.several > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mlx_t5.checkpoints.recipes import LARGE_VOCABULARY, MODES, PREDICATES
@@ -49,6 +50,6 @@ def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
     ).given(OPTIONS, argv)
 
 
-def main(argv: Sequence[str] | None) -> int:
-    interrupted = "interrupted; nothing was written"
-    return arguments.run_command("convert", read_convert_options, argv, interrupted)
+main = partial(
+    arguments.run_command, "convert", read_convert_options, "interrupted; nothing was written"
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
@@ -73,5 +74,4 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
     return args
 
 
-def main(argv: Sequence[str] | None) -> int:
-    return resumable("distill", argv, read_distill_options)
+main = partial(resumable, "distill", read_distill_options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,5 +162,4 @@ def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[lis
     ]
 
 
-def main(argv: Sequence[str] | None) -> int:
-    return resumable("finetune", argv, read_finetune_options)
+main = partial(resumable, "finetune", read_finetune_options)

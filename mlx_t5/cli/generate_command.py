@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mlx_t5 import loading
 from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints import generation_config
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, message_of
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, message_of, resuming_command
 from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line, Lines
 from mlx_t5.cli.output import TokenHighlighter, error_of, open_output, summary
@@ -51,7 +51,7 @@ def run(jobs: Sequence[MainOptions]) -> int:
     decoder, status, failed = None, 0, list[str]()
     for job, request in zip(jobs, requests, strict=True):
         try:
-            done = _resume_point(job)
+            done = _resume_point(job) if job.resume else ResumePoint()
             if done is None:
                 continue
         except Exception as error:
@@ -90,8 +90,6 @@ def _failed_file(job: MainOptions, error: Exception) -> list[str]:
 
 def _resume_point(options: MainOptions) -> ResumePoint | None:
     """What an earlier run has written; None if that is all."""
-    if not options.resume:
-        return ResumePoint()
     if options.is_output_whole:  # a file among several; it is there if it is complete
         exists = Path(options.output_file or "").exists()
         return None if exists else ResumePoint()
@@ -281,5 +279,5 @@ def _write_all(
     sums = summary(stats, results, seconds, unit, options.writes_text)
     log(options.place + interrupted + sums)
     if status == INTERRUPTED and options.output_file and (options.is_resumable or options.place):
-        log(f"go on with: {options.again}")
+        log(f"go on with: {resuming_command('generate', options.argv)}")
     return status

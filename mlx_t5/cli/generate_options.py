@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
 from mlx_t5.cli import arguments, input
 from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
-from mlx_t5.cli.input_files import are_several, paired_files
+from mlx_t5.cli.input_files import paired_files
 from mlx_t5.cli.output import ARRAY, check_output_file
 from mlx_t5.cli.resuming import refuse_interrupted
 from mlx_t5.errors import UserError
@@ -122,14 +123,11 @@ class MainOptions:
     )
     embed: bool = switch("write a vector for each prompt, as JSON lines or into a .npy file")
     normalize: bool = switch("with --embed: scale vectors to length 1")
-    # What is not an option: where the file stands among several, and the command that resumes.
-    place: str = ""
-    again: str = ""
-
-    @property
-    def writes_text(self) -> bool:
-        """Whether the output consists of texts, not of scores or vectors."""
-        return not (self.score or self.embed)
+    # What is not an option, but follows from them.
+    writes_text: bool = True  # or else scores or vectors
+    file_type: str = ""  # the suffix of subtitles; other files may begin with a prefix
+    place: str = ""  # "2 of 20: NAME: " of a file among several
+    argv: Sequence[str] = ()  # the command line
 
     @property
     def texts_per_prompt(self) -> int:
@@ -154,11 +152,6 @@ class MainOptions:
         path = Path(self.output_file or "")
         whole = not self.input_file or self.is_document or path.suffix == ".npy"
         return whole and (path.is_file() or not path.exists())  # not a pipe or a device
-
-    @property
-    def file_type(self) -> str:
-        """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
-        return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
 
     @property
     def is_resumable(self) -> bool:
@@ -218,10 +211,11 @@ def read_options(argv: Sequence[str]) -> list[MainOptions]:
     )
     parser.add_argument("--version", action="version", version=__version__)
     given = parser.given(declared, argv)
-    given["again"] = arguments.resuming_command("generate", argv)
+    given["argv"] = argv
+    given["writes_text"] = not (given.get("score") or given.get("embed"))
     inputs, output = given.pop("input_file", []), given.get("output_file")
     pairs: Sequence[tuple[str | None, str | None]] = [(inputs[0] if inputs else None, output)]
-    several = are_several(inputs)
+    several = len(inputs) > 1 or any(map(os.path.isdir, inputs))
     if several:
         as_json = any(given.get(name) for name in ("json", "score", "embed"))
         pairs = paired_files(inputs, output or "", as_json)
@@ -239,6 +233,7 @@ def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> M
     suffix, kind = (Path(name or "").suffix.lower() for name in (input_file, output_file))
     checked = {name: value for name, value in given.items() if name in declared}
     if suffix in SUBTITLES:
+        given["file_type"] = suffix
         checked.setdefault("split", "sentences")
     if not (input_file or given.get("prompt")) and input.may_be_piped():
         checked["prompt"] = ["-"]
@@ -281,9 +276,9 @@ def read_command_line(argv: Sequence[str] | None) -> list[MainOptions]:
         output = options.output_file
         if output and (lines or Path(output).parent.is_dir()):
             check_output_file(output, options.input_file, options.is_output_whole)
-    refuse_interrupted(jobs)
+    if jobs[0].output_file:
+        refuse_interrupted(jobs)
     return jobs
 
 
-def main(argv: Sequence[str] | None) -> int:
-    return arguments.run_command("generate", read_command_line, argv, "interrupted")
+main = partial(arguments.run_command, "generate", read_command_line, "interrupted")

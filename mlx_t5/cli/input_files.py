@@ -12,10 +12,6 @@ from mlx_t5.settings import SUBTITLES
 KINDS = (".txt", *SUBTITLES, ".jsonl", ".tsv")  # files of a folder that are read
 
 
-def are_several(inputs: Sequence[str]) -> bool:
-    return len(inputs) > 1 or any(map(os.path.isdir, inputs))
-
-
 def paired_files(inputs: Sequence[str], folder: str, as_json: bool) -> list[tuple[str, str]]:
     """Each input file and its output file, which has the same name in the folder for the results.
 

@@ -88,7 +88,7 @@ def _check(written: bytes, line: Line, result: str, where: str) -> None:
 def refuse_interrupted(jobs: Sequence[MainOptions]) -> None:
     """Refuses to replace what an interrupted run has written, because it may have taken hours."""
     options = jobs[0]
-    if options.resume or options.overwrite or not options.output_file:
+    if options.resume or options.overwrite:
         return
     written = [job for job in jobs if os.path.exists(job.output_file or "")]
     found = ""

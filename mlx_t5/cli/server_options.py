@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Parser, at_least, option, options_of, switch
@@ -121,5 +122,4 @@ def _check_access(options: ServerOptions) -> None:
         raise UserError(f"--api-key is empty or invalid: {cure}")
 
 
-def main(argv: Sequence[str] | None) -> int:
-    return arguments.run_command("server", read_server_options, argv, interrupted="")
+main = partial(arguments.run_command, "server", read_server_options, "")

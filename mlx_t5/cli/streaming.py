@@ -8,7 +8,7 @@ import time
 
 from tqdm import tqdm
 
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, resuming_command
 from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line
 from mlx_t5.cli.output import LineFile, TokenHighlighter, error_of, summary
@@ -34,7 +34,8 @@ def write_text(
         document = Document(line.text, request.document, lambda text: 0, prefixes=prefixes)
         count = sum(1 for _ in document.cut())
     stream = decoder.chunks(line, request, options.batch_size)
-    output = LineFile(options.output_file, whole=options.is_output_whole)
+    path = options.output_file
+    output = LineFile(path, whole=bool(path and options.is_output_whole))
     try:
         with (
             contextlib.closing(stream) as parts,
@@ -67,7 +68,7 @@ def write_text(
             stats.length = 1
         log(options.place + interrupted + summary(stats, 1, seconds))
     if status == INTERRUPTED and options.place:
-        log(f"go on with: {options.again}")
+        log(f"go on with: {resuming_command('generate', options.argv)}")
     return status
 
 

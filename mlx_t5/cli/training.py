@@ -42,13 +42,13 @@ class TrainingOptions:
     upload_repo: str | None = UPLOAD_REPO.field()
 
 
-def resumable(name: str, argv: Sequence[str] | None, read: Callable[[Sequence[str]], Any]) -> int:
+def resumable(name: str, read: Callable[[Sequence[str]], Any], argv: Sequence[str] | None) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
     Args:
         name: the command's name.
-        argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
+        argv: the arguments; None stands for the process's own arguments.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
 

@@ -33,7 +33,7 @@ from mlx_t5.settings import LARGEST_COUNT, SETTINGS
     ],
 )
 def test_values_within_a_range_are_read(kind, text, value):
-    read = within(kind)(text)
+    read = within(kind, text)
     assert read == value and type(read) is type(value)
 
 
@@ -49,7 +49,7 @@ def test_values_within_a_range_are_read(kind, text, value):
 def test_values_outside_a_range_are_refused_with_its_description(kind, texts, expected):
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError, match=f"^{expected}, not '{text}'$"):
-            within(kind)(text)
+            within(kind, text)
 
 
 def test_every_setting_is_an_option_with_its_default_and_range(capsys):
