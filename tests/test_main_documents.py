@@ -190,7 +190,7 @@ def test_the_closing_line_counts_the_texts_that_were_cut_off(run, file, name, as
 
 def test_the_closing_line_of_a_prompt_says_that_it_was_cut_off(run):
     prompt = ["--prompt", f"{TASK}I have two cats."]
-    assert "cut off by --max-tokens: 1 · 3 tokens in" in run(*MODEL, *prompt, "-m", "3")[2]
+    assert " tokens/s · cut off by --max-tokens: 1 · " in run(*MODEL, *prompt, "-m", "3")[2]
     assert "cut off" not in run(*MODEL, *prompt)[2]
 
 

@@ -48,44 +48,40 @@ def run(jobs: Sequence[MainOptions]) -> int:
         tasks = generation_config.read_tasks(models.target)
         presets.append(generation_config.find_task(tasks, options.task))
     requests = [_request(job, presets) for job in jobs]
-    decoder, status, failed = None, 0, list[str]()
+    decoder, language, is_loading, status, failed = None, None, False, 0, list[str]()
     for job, request in zip(jobs, requests, strict=True):
+        if job.place:
+            job = replace(job)  # its input is closed with it: many files may not be open at once
         try:
             done = _resume_point(job) if job.resume else ResumePoint()
             if done is None:
                 continue
+            if decoder is None:
+                is_loading = True
+                decoder = _load(models, presets, request, job)
+                if job.target_language:
+                    names = job.target_language, job.source_language
+                    language = decoder.translations.prefix(*names)
+                is_loading = False
+            if language:
+                prefix, code = language
+                document = replace(request.document, prefix=prefix, source_language=code)
+                request = replace(request, document=document)
+            status = _decode(decoder, job, request, done)
         except Exception as error:
-            failed += _failed_file(job, error)
-            continue
-        if decoder is None:
-            decoder = _load(models, presets, request, job)
-        if job.target_language:
-            names = job.target_language, job.source_language
-            prefix, code = decoder.translations.prefix(*names)
-            document = replace(request.document, prefix=prefix, source_language=code)
-            request = replace(request, document=document)
-        try:
-            of_job = _decode(decoder, job, request, done)
-        except Exception as error:
-            failed += _failed_file(job, error)
-            continue
-        if of_job == INTERRUPTED:
+            message = message_of(error)
+            if is_loading or not job.place or message is None:
+                raise  # it does not concern one file of several alone
+            log(f"error: {job.place}{message}")
+            status = BAD_INPUT
+        if status == INTERRUPTED:
             return INTERRUPTED
-        if of_job and job.place:
+        if status and job.place:
             failed.append(job.input_file or "")
-        status = status or of_job
     if failed:
         log(f"error: {len(failed)} of {len(jobs)} files have errors: {', '.join(failed)}")
-    return BAD_INPUT if failed else status
-
-
-def _failed_file(job: MainOptions, error: Exception) -> list[str]:
-    """Reports the error of one file among several; raises it if there is one input."""
-    message = message_of(error)
-    if not job.place or message is None:
-        raise error
-    log(f"error: {job.place}{message}")
-    return [job.input_file or ""]
+        return BAD_INPUT
+    return status
 
 
 def _resume_point(options: MainOptions) -> ResumePoint | None:

@@ -102,24 +102,20 @@ def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
     return text
 
 
-class Lines(Iterator[Line]):
-    """The prompts of a run, and their number; it is None for a pipe, which a thread reads ahead."""
+class Lines(Iterator[Any]):
+    """The prompts of a run, and their number; it is None for a pipe, see `ReadAhead`."""
+
+    waited = 0.0  # seconds spent waiting for a pipe or a terminal
 
     def __init__(self, lines: Iterable[Line], count: int | None) -> None:
-        self.count = count
-        self._lines = ReadAhead(lines) if count is None else iter(lines)
+        self._lines, self.count = iter(lines), count
 
-    def __next__(self) -> Line:
+    def __next__(self) -> Any:
         return next(self._lines)
 
     def ready(self) -> bool:
         """Whether the next prompt, or the end, can be read without waiting."""
-        return not isinstance(self._lines, ReadAhead) or self._lines.ready()
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for a pipe or a terminal."""
-        return self._lines.waited if isinstance(self._lines, ReadAhead) else 0.0
+        return True
 
 
 @dataclass
@@ -166,7 +162,7 @@ class LineReader:
     def lines(self) -> Lines:
         """The prompts; raises `UserError` if there is none, for an empty pipe at `next`."""
         if not self._is_file:
-            return Lines(self.read(), None)
+            return ReadAhead(self.read())
         begin = self._file.tell()
         count = sum(1 for _ in self._numbered())
         self._file.seek(begin)
@@ -280,12 +276,12 @@ def _checked(text: str, where: str, blank: bool = False, cure: str = WRITE_SOMET
     return text
 
 
-class ReadAhead(Iterator[Any]):
-    """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
+class ReadAhead(Lines):
+    """Lines of a pipe: reads a bounded number of items ahead, in a thread, and passes errors on."""
 
     def __init__(self, items: Iterable[Any], ahead: int = 64) -> None:
         self._drawn: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(ahead)
-        self.waited = 0.0  # seconds for which `next` has waited
+        self.count = None
         # A daemon, so that a source that never ends does not keep the process alive.
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 

@@ -172,11 +172,11 @@ def summary(
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             noun = "piece" if stats.pieces == 1 else "pieces"
             parts.append(f"{stats.pieces} {noun}{f' ({named})' if named else ''}")
-        if stats.length:
-            parts.append(f"cut off by --max-tokens: {stats.length}")
         decoded = stats.generated_tokens - stats.reused_tokens
         parts.append(f"{decoded} tokens in {seconds:.2f} s")
         parts.append(f"{decoded / seconds:.1f} tokens/s")
+        if stats.length:
+            parts.append(f"cut off by --max-tokens: {stats.length}")
         parts += [f"{stats.reused} reused"] if stats.reused else []
     if stats.drafted:
         accepted = f"{stats.accepted} of {stats.drafted} drafted"

@@ -336,7 +336,7 @@ class Result:
     pieces: list[PieceResult] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        text = None if self.text is None else shown(self.text)
+        text = self.text and shown(self.text)
         drafted = f"{self.stats.accepted} of {self.stats.drafted} drafted accepted"
         parts = [repr(text), f"{len(self.tokens)} tokens", f"{self.finish_reason!r}", drafted]
         if self.error:
