@@ -56,9 +56,8 @@ from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
 from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, check_names, checked
-from mlx_t5.text.documents import DocumentOptions, split_unit
 from mlx_t5.text.languages import Translations
-from mlx_t5.text.prompts import Prompt, checked_prompts, numbered
+from mlx_t5.text.prompts import DocumentOptions, Prompt, checked_prompts, numbered, split_unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,7 +226,9 @@ class Engine(Batch):
         """Collects what a step needs of the rows, whenever they have changed."""
         self.tokens = [row.tokens for row in self.rows]
         settings, keys = [row.settings for row in self.rows], [row.key for row in self.rows]
-        rules = Processing.of(settings, self.target.config.eos_token_ids)
+        rules = None
+        if any(row.processes_logits for row in settings):
+            rules = Processing(settings, self.target.config.eos_token_ids)
         self.sampling = Sampling.of(settings, rules, keys)
         self.copying = self.always_copying or any(row.prediction for row in self.rows)
         self.proposes = self.copying or self.draft is not None

@@ -15,6 +15,8 @@ Residuals are (B·S, d_model) in the encoder and (B·T, d_model) in the decoder.
 
 from __future__ import annotations
 
+import math
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.backend import ON_CUDA, announce_kernels, cpu_only, mx, nn, tree_flatten
-from mlx_t5.backend.device_memory import room_for_weights
+from mlx_t5.backend.device_memory import wired_limit
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, compute_dtype
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import locate
@@ -58,6 +60,9 @@ LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 #                (with a mask on CUDA: as on a CPU,
 #                three kernels instead of six)
 WRITTEN_OUT = cpu_only()
+# On x86 MLX has no vectors for exp, which takes 30 ns a number (mlx 0.32); a power of 2 takes 10.
+# So many scores have their softmax written out, too; for few, one operation is faster than five.
+SLOW_EXP, MANY_SCORES = WRITTEN_OUT and platform.machine() == "x86_64", 4096
 
 
 class Norm(NamedTuple):
@@ -120,8 +125,15 @@ def attention(
     else:
         mask = hiding(mask, q.dtype) if mask.dtype == mx.bool_ else mask
         scores = mx.addmm(mask, q, k.swapaxes(2, 3))
-    weights = mx.softmax(scores, axis=-1, precise=True)
+    weights = softmax(scores)
     return (weights if dropout is None else dropout(weights, 0)) @ v
+
+
+def softmax(scores: mx.array) -> mx.array:
+    if not SLOW_EXP or scores.size < MANY_SCORES or scores.dtype != mx.float32:
+        return mx.softmax(scores, axis=-1, precise=True)
+    powers = mx.power(2.0, (scores - scores.max(-1, keepdims=True)) * math.log2(math.e))
+    return powers / powers.sum(-1, keepdims=True)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -579,7 +591,7 @@ def load(
         dtype = target.dtype if dtype is None else dtype
     dtype = compute_dtype(dtype, weights)
     encoder_only = target is None and not has_decoder(weights)
-    with room_for_weights(weights_bytes(weights, dtype)):
+    with wired_limit(weights_bytes(weights, dtype)):
         new = partial(T5, config, HEAD in weights, encoder_only, target)
         model = checkpoint.model(new, dtype)
         if config.draft_vocab_size:

@@ -45,8 +45,12 @@ def absolute(name: str | Path) -> Path:
     return path
 
 
-def read_object(path: Path, cure: str) -> dict[str, Any]:
-    """The JSON object in a file; `cure` ends the error if the file cannot be read."""
+def read_object(
+    path: Path, cure: str = "fetch it again", default: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The JSON object in a file, or the default if there is no file; `cure` ends the error."""
+    if default is not None and not path.exists():
+        return default
     if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
         raise UserError(f"{path} is not a regular file; {cure}")
     try:

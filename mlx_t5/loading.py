@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_t5.backend import mx, on_cpu
 from mlx_t5.checkpoints import hub
-from mlx_t5.checkpoints.adapter_config import adapter_folder
+from mlx_t5.checkpoints.adapters import adapter_folder
 from mlx_t5.checkpoints.reading import TorchTensor, read_weights, stored_dtype
 from mlx_t5.disk import BUNDLED, SAFETENSORS
 from mlx_t5.drafting.draft_model import DraftModel
@@ -20,7 +20,7 @@ from mlx_t5.installation import HOME, MODELS, command
 from mlx_t5.model import T5, load
 from mlx_t5.network.sizes import warning
 from mlx_t5.settings import AUTO, NONE
-from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.tokenizer import same_vocabulary
 
 DEFAULT_TARGET, DEFAULT_DRAFT = "t5-11b", "t5-small"
 # The default draft of public models is the family's "small", where it pays: where a pass of the
@@ -86,10 +86,18 @@ def choose_pair(
         draft = hub.locate(name)
     elif model is not None:
         draft, why = _default_draft(target)
-    note = f"target {_shown(target)}" + (f" with {_shown(merged)}" if merged else "")
-    note += f", draft {_shown(draft)}" if draft else ", no draft" if draft_model == NONE else ""
-    note += f", {DRAFTERS[copy].does}" if copy else ""
-    return ModelPair(target, draft, copy, f"{note} ({why})" if why else note, merged)
+    note = f"target {_short_name(target)}"
+    if merged:
+        note += f" with {_short_name(merged)}"
+    if draft:
+        note += f", draft {_short_name(draft)}"
+    elif draft_model == NONE:
+        note += ", no draft"
+    if copy:
+        note += f", {DRAFTERS[copy].does}"
+    if why:
+        note += f" ({why})"
+    return ModelPair(target, draft, copy, note, merged)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ def load_pair(chosen: ModelPair, dtype: str | mx.Dtype | None) -> LoadedPair:
     """
     if dtype is None and not on_cpu() and _is_slow_to_load(chosen.target):
         dtype = "bfloat16"
-        cure = f"{command('convert')} --model {_shown(chosen.target)}"
+        cure = f"{command('convert')} --model {_short_name(chosen.target)}"
         log(f"computing in bfloat16; later starts are faster after: {cure}")
     with contextlib.suppress(UserError):  # if a folder is damaged, loading it reports that
         folders = [folder for folder in (chosen.target, chosen.draft) if folder]
@@ -178,7 +186,7 @@ def _default_draft(target: Path) -> tuple[Path | None, str]:
     return folder, "its default draft"
 
 
-def _shown(folder: Path) -> str:
+def _short_name(folder: Path) -> str:
     """A short name of a folder: its Hub id, or its path from here or from the package."""
     if hub_id := hub.snapshot_id(folder):
         return hub_id

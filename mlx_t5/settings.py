@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from mlx_t5.errors import UserError, shown
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
 
+DTYPES = ("float32", "float16", "bfloat16")  # types of weights, by MLX's names
 SPLITS = ("none", "lines", "sentences")  # ways to cut a document
 SUBTITLES = (".srt", ".vtt")
 FILE_TYPES = (".txt", *SUBTITLES)  # of documents
@@ -37,6 +39,9 @@ DEFAULT_BATCH_SIZE = 8  # rows decoded at the same time, or items in one pass
 
 # The normal numbers of float32. Smaller numbers lose digits, and GPUs replace them by 0.
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+# The settings that name tokens, and all that are sequences.
+TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+SEQUENCES = (*TOKEN_RULES, "logits_processors", "stop")
 # Factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR never make a logit infinite.
 LARGEST_FACTOR = 1e30
 LARGEST_COUNT = 2**31 - 1  # the largest int32, more than any number of tokens or ids
@@ -81,6 +86,7 @@ def count_range(least: int, expected: str, ceiling: float = LARGEST_COUNT, **mor
 
 FLAG = Range(bool, 0, 1, "True or False")
 POSITIVE = count_range(1, "a whole number, at least 1")
+IDS = "a token id or a list of those"
 OFF_OR_MORE = count_range(0, "a whole number, 0 (off) or more")
 
 
@@ -111,7 +117,7 @@ def is_listlike(value: Any) -> bool:
     return isinstance(value, Iterable) and not single and getattr(value, "ndim", 1) > 0
 
 
-def listed(value: Any) -> list | None:
+def to_list(value: Any) -> list | None:
     """An iterable's items as a list; None if the value is not list-like."""
     if not is_listlike(value):
         return None
@@ -254,27 +260,25 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        fitting = {name: checked(name, getattr(self, name)) for name in OF_A_PROMPT}
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        expected = "a string or several, of at least one character each"
-        fitting["stop"] = _several("stop", stop, lambda s: isinstance(s, str) and s != "", expected)
-        fitting["logits_processors"] = _several(
-            "logits_processors", self.logits_processors, callable, "a list of callables"
-        )
-        words: Any = () if self.bad_words_ids is None else self.bad_words_ids
-        words = _several("bad_words_ids", words, is_listlike, "a list of lists of token ids")
-        words = (_ids("bad_words_ids", word) for word in words)
-        fitting["bad_words_ids"] = tuple(filter(None, words))
-        for name in ("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
-            fitting[name] = _ids(name, getattr(self, name))
-        for name, value in fitting.items():
-            object.__setattr__(self, name, value)
+        for name in OF_A_PROMPT:
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
+        for name in SEQUENCES:
+            value = getattr(self, name)
+            # The defaults, () and None, need no check.
+            items = () if value is getattr(Settings, name) else _sequence(name, value)
+            object.__setattr__(self, name, items)
         if self.num_return_sequences > self.num_beams:
-            count = f"num_return_sequences is {self.num_return_sequences}"
-            raise UserError(f"{count}; it must be num_beams ({self.num_beams}) at most")
+            expected = f"num_beams ({self.num_beams}) at most"
+            raise refusal("num_return_sequences", self.num_return_sequences, expected)
         for name in ("temp", "delta"):  # a search neither samples nor drafts
             if self.num_beams > 1 and getattr(self, name) > 0:
                 raise UserError(f"num_beams cannot be combined with {name}")
+
+    @cached_property
+    def processes_logits(self) -> bool:
+        """Whether any of the settings changes logits before a token is chosen."""
+        rules = "no_repeat_ngram_size", "min_tokens", "logits_processors", *TOKEN_RULES
+        return self.repetition_penalty != 1 or any(getattr(self, name) for name in rules)
 
 
 OF_A_PROMPT: Mapping[str, Setting] = {
@@ -336,22 +340,28 @@ def check_names(given: Iterable[str]) -> None:
 def check_exact(settings: Settings, width: int) -> None:
     """Checks that exact decoding, with `width` positions a row and pass, supports the settings."""
     if isinstance(settings.num_draft, int) and settings.num_draft >= width:
-        drafted = f"num_draft is {settings.num_draft}"
-        raise UserError(f"{drafted}; it must be {width - 1} at most in exact decoding")
-    for name, used in (("num_beams", settings.num_beams > 1), ("delta", settings.delta > 0)):
-        if used:
-            raise UserError(f"{name} cannot be combined with exact decoding")
+        raise refusal("num_draft", settings.num_draft, f"{width - 1} at most in exact decoding")
+    if settings.num_beams > 1 or settings.delta > 0:
+        name = "num_beams" if settings.num_beams > 1 else "delta"
+        raise UserError(f"{name} cannot be combined with exact decoding")
 
 
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """One token id or several as a tuple; None becomes ()."""
-    ids = () if value is None else value if is_listlike(value) else [value]
-    return _several(name, ids, OFF_OR_MORE.holds, "a token id or a list of those")
+def _sequence(name: str, value: Any) -> tuple:
+    """The items of a setting that is a sequence; a single text or token id is one, too."""
+    if name == "bad_words_ids":
+        words = _items(name, value, is_listlike, "a list of lists of token ids")
+        return tuple(filter(None, (_items(name, word, OFF_OR_MORE.holds, IDS) for word in words)))
+    if name == "logits_processors":
+        return _items(name, value, callable, "a list of callables")
+    items = value if is_listlike(value) else [value]
+    if name == "stop":
+        expected = "a string or several, of at least one character each"
+        return _items(name, items, lambda s: isinstance(s, str) and s != "", expected)
+    return _items(name, items, OFF_OR_MORE.holds, IDS)
 
 
-def _several(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
-    """An iterable's items as a tuple; raises `UserError` unless all of them fit."""
-    items = listed(values)
+def _items(name: str, values: Any, fits: Callable[[Any], bool], expected: str) -> tuple:
+    items = to_list(values)
     if items is None or not all(map(fits, items)):
         raise refusal(name, values if items is None else items, expected)
     return tuple(items)

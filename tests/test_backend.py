@@ -10,8 +10,9 @@ from importlib import metadata
 import pytest
 
 from mlx_t5 import backend
-from mlx_t5.backend import DEVICE, REFERENCE_BLAS, SETTINGS, choose_device, mx
+from mlx_t5.backend import REFERENCE_BLAS, mx
 from mlx_t5.backend.blas import BLAS, hint
+from mlx_t5.backend.device import DEVICE, SETTINGS, choose_device
 from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
 from snippets import ROOT
 from standard_error import messages, without_metal

@@ -1,6 +1,6 @@
 import pytest
 
-from mlx_t5.grouping import by_length, in_halves
+from mlx_t5.network.encoding import by_length, in_halves
 
 
 def test_batches_have_items_of_similar_length():

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from index_checks import install, remove
-from mlx_t5.backend import REHEARSE, mx
+from mlx_t5.backend import mx
+from mlx_t5.backend.device import REHEARSE
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,8 @@ import os
 from mlx_t5.backend.blas import REFERENCE_BLAS
 from mlx_t5.backend.cuda import announce_kernels, prepare_cuda
 from mlx_t5.backend.device import (
-    DEVICE,
     ON_CUDA,
-    REHEARSE,
-    SETTINGS,
     blas_name,
-    choose_device,
     cpu_only,
     device_info,
     device_name,

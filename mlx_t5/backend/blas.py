@@ -62,20 +62,20 @@ def load_blas(
     """
     if not platform.startswith("linux"):
         return None
-    wish = environment.get(BLAS, "")
-    if wish and wish not in BLAS_CHOICES:
-        raise UserError(f"{BLAS} must be {', '.join(BLAS_CHOICES[:-1])} or none, not {wish:.40}")
-    if wish == "none":
+    requested = environment.get(BLAS, "")
+    if requested and requested not in BLAS_CHOICES:
+        raise UserError(f"{BLAS} must be mkl, openblas or none, not {requested:.40}")
+    if requested == "none":
         return None
-    for name in [wish] if wish else ["mkl", "openblas"]:
+    for name in [requested] if requested else ["mkl", "openblas"]:
         try:
             if name == "mkl":
                 return load_mkl(mkl or find_mkl(), loader, environment)
             return load_openblas(loader, environment, (cpu_flags or read_cpu_flags)())
         except OSError:
             continue
-    if wish:
-        raise UserError(f"{BLAS} is {wish}, which is not installed here")
+    if requested:
+        raise UserError(f"{BLAS} is {requested}, which is not installed here")
     return None
 
 
@@ -157,9 +157,9 @@ def _answer(library: Any, question: str) -> str:
     return ask().decode()
 
 
-def hint(blas_in_use: str, wish: str, cpu: bool) -> str:
+def hint(blas_in_use: str, requested: str, cpu: bool) -> str:
     """Advice to install a faster BLAS, or ""."""
-    if blas_in_use != REFERENCE_BLAS or wish or not cpu:
+    if blas_in_use != REFERENCE_BLAS or requested or not cpu:
         return ""
     return (
         "hint: there is no fast BLAS, so MLX computes on one core and about 20 times slower; on "

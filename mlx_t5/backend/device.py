@@ -43,15 +43,15 @@ from mlx.utils import tree_map as tree_map  # noqa: E402
 from mlx.utils import tree_unflatten as tree_unflatten  # noqa: E402
 
 
-def choose_device(wish: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
+def choose_device(requested: str, choose: Callable[[Any], None] = mx.set_default_device) -> None:
     """Sets MLX's default device; "" keeps MLX's own choice."""
-    if wish not in ("", "cpu", "gpu"):
-        raise UserError(f"{DEVICE} must be cpu or gpu, not {wish:.40}")
+    if requested not in ("", "cpu", "gpu"):
+        raise UserError(f"{DEVICE} must be cpu or gpu, not {requested:.40}")
     try:
-        if wish:
-            choose(mx.cpu if wish == "cpu" else mx.gpu)
+        if requested:
+            choose(mx.cpu if requested == "cpu" else mx.gpu)
     except ValueError:
-        raise UserError(f"{DEVICE} is {wish}, and MLX has none here") from None
+        raise UserError(f"{DEVICE} is {requested}, and MLX has none here") from None
 
 
 choose_device(os.environ.get(DEVICE, ""))

@@ -74,7 +74,7 @@ def wire(needed: int) -> None:
 
 
 @contextmanager
-def room_for_weights(needed: int) -> Iterator[None]:
+def wired_limit(needed: int) -> Iterator[None]:
     """Wires `needed` bytes for loading weights; then frees the buffers left over."""
     wire(needed)
     try:

@@ -23,7 +23,7 @@ from mlx_t5.model import T5, load
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.sampling.draws import one_hot
 from mlx_t5.settings import NONE
-from mlx_t5.text.detokenizer import same_vocabulary
+from mlx_t5.text.tokenizer import same_vocabulary
 
 
 @dataclass

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlx_t5.backend import mx, nn, on_cpu, tree_flatten
-from mlx_t5.checkpoints import reading
-from mlx_t5.checkpoints.adapter_config import translation_entry
-from mlx_t5.checkpoints.adapters import LoraAdapter, open_adapter, read_tensors
+from mlx_t5.checkpoints import adapters, reading
+from mlx_t5.checkpoints.adapters import LoraAdapter
 from mlx_t5.checkpoints.config import T5Config, read_config
 from mlx_t5.checkpoints.names import check, select, tensors
 from mlx_t5.checkpoints.pooling import Pooling, read_pooling
 from mlx_t5.checkpoints.quantization import layer_settings
-from mlx_t5.checkpoints.reading import Weights, read_weights, require_float
+from mlx_t5.checkpoints.reading import Weights, as_array, read_weights, require_float
+from mlx_t5.disk import MODULES, read_object
 from mlx_t5.errors import UserError, is_out_of_memory, reason
+from mlx_t5.settings import DTYPES
 from mlx_t5.text.tokenizer import load_tokenizer
 
 ENTRY = "shares_encoder_with"  # in a draft's config.json: {"model": the target's name}
@@ -61,17 +62,27 @@ class Checkpoint:
         Raises:
             UserError: a file is missing, damaged, or does not fit the others.
         """
-        raw = read_config(folder) | translation_entry(adapter)
+        raw = read_config(folder)
+        if adapter is not None:
+            adapter = adapters.adapter_folder(adapter)
+            own = read_object(adapter / adapters.TRANSLATION, default={})
+            if "translation_prefix" in own:
+                raw["translation_prefix"] = own["translation_prefix"]
         config = T5Config.from_dict(raw)
         shares = raw.get(ENTRY) is not None
         if shares and adapter is not None:
             raise UserError(f"{folder} uses its target's encoder; merge the adapter into that")
-        pooling, tokenizer = read_pooling(folder, config.d_model), load_tokenizer(folder)
+        pooling = Pooling()
+        if (folder / MODULES).is_file():
+            pooling = read_pooling(folder, config.d_model)
+        tokenizer = load_tokenizer(folder)
         weights, metadata = read_weights(folder)
         is_mlx = shares or metadata.get("format") == "mlx"
         if not is_mlx:
             weights = select(config, weights, encoder_only)
-        lora = open_adapter(adapter, tensors(config), weights)
+        lora = None
+        if adapter is not None:
+            lora = adapters.open_adapter(adapter, tensors(config), weights)
         return cls(folder, raw, config, pooling, tokenizer, weights, is_mlx, lora)
 
     def model(self, new: Callable[[], Model], dtype: mx.Dtype) -> Model:
@@ -80,15 +91,29 @@ class Checkpoint:
         quantization = self.raw.get("quantization") if self.is_mlx else None
         if quantization:
             quantize(model, quantization, names)
-        parameters = dict(tree_flatten(model.parameters()))
-        check(self.weights, {name: array.shape for name, array in parameters.items()})
-        for name, array in parameters.items():
-            if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
-                require_float(name, self.weights[name])
+        if self.is_mlx:  # else `select` has checked names, shapes and types
+            parameters = dict(tree_flatten(model.parameters()))
+            check(self.weights, {name: array.shape for name, array in parameters.items()})
+            for name, array in parameters.items():
+                if mx.issubdtype(array.dtype, mx.floating):  # not the packed integers
+                    require_float(name, self.weights[name])
         if quantization and self.adapter:
-            quantize(model := new(), self.adapter.quantization(quantization), names)
-        fill(model, read_tensors(self.weights, self.adapter, quantization), dtype)
+            model = new()  # again, as the layers that the adapter changes get other settings
+            quantize(model, self.adapter.quantization(quantization), names)
+        fill(model, self.tensors(), dtype)
         return model
+
+    def tensors(self) -> Iterator[tuple[str, mx.array]]:
+        """Takes the tensors out of `weights` one by one, merged with the adapter, if any."""
+        for name in list(self.weights):
+            path = name.rpartition(".")[0]
+            if name not in self.weights:
+                continue  # it went with another part of its layer
+            if self.adapter and path in self.adapter.layers:
+                quantization = self.raw.get("quantization") or {}
+                yield from self.adapter.merged(path, self.weights, quantization)
+            else:
+                yield name, as_array(self.weights.pop(name))
 
 
 def quantize(model: nn.Module, entry: Any, names: set[str]) -> None:
@@ -116,8 +141,7 @@ def fill(model: nn.Module, tensors: Iterator[tuple[str, mx.array]], dtype: mx.Dt
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        cause = f"cannot load the weights ({reason(error)})"
-        raise UserError(f"{cause}; are the files damaged?") from None
+        raise UserError(f"cannot load the weights: {reason(error)}; are they damaged?") from None
     model.load_weights(weights)
 
 
@@ -126,8 +150,8 @@ def compute_dtype(requested: str | mx.Dtype | None, weights: Mapping[str, Any]) 
     if requested is None:
         requested = mx.float32 if on_cpu() else reading.stored_dtype(weights) or mx.float32
     name = reading.type_name(requested) if isinstance(requested, mx.Dtype) else requested
-    if name not in reading.DTYPES:
-        raise UserError(f"dtype must be bfloat16, float16 or float32, not {name}")
+    if name not in DTYPES:
+        raise UserError(f"dtype must be one of {', '.join(DTYPES)}, not {name}")
     return getattr(mx, name)
 
 

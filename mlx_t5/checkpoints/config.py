@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -13,6 +14,7 @@ from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
 from mlx_t5.installation import command
+from mlx_t5.settings import FLAG, Range, checked, refusal
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
 ACTIVATION_NAMES = (
@@ -23,7 +25,13 @@ _MAX_END_TOKENS = 256  # ids in eos_token_id
 # No published model comes near; a larger number means that the file is broken or hostile.
 _MAX_SIZE = 2**24
 _MAX_LAYERS = 256  # layers of a stack
-
+_RANGES = {  # of the fields, by their type
+    "int": Range(int, 1, _MAX_SIZE, f"a whole number from 1 to {_MAX_SIZE}"),
+    "float": Range(float, 0, math.nextafter(1, 0), "a number from 0 to below 1"),
+    "bool": FLAG,
+}
+_OF_IDS = f"{FILE} or config.json"
+_TOKEN_ID = Range(int, 0, _MAX_SIZE, f"a token id up to {_MAX_SIZE}")
 
 _DERIVED: Any = None  # default of fields that `__post_init__` derives from other fields
 
@@ -83,32 +91,44 @@ class T5Config:
             UserError: it is not a T5's, or an entry is missing, of the wrong type or out of range.
         """
         if raw.get("model_type") not in MODEL_TYPES:
-            cause = f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}"
-            raise UserError(f"{cause}; only T5 models are supported: {', '.join(MODEL_TYPES)}")
+            kind = reprlib.repr(raw.get("model_type"))
+            raise UserError(f"config.json: model_type is {kind}, not {', '.join(MODEL_TYPES)}")
         values: dict[str, Any] = {}
+        ends = raw.get("eos_token_id")
+        if isinstance(ends, list):
+            if not 0 < len(ends) <= _MAX_END_TOKENS:
+                raise refusal("eos_token_id", ends, f"1 to {_MAX_END_TOKENS} tokens")
+            ends = [checked(f"{_OF_IDS}: eos_token_id", end, _TOKEN_ID) for end in ends]
+            first, *more = dict.fromkeys(ends)
+            raw, values["more_eos_token_ids"] = {**raw, "eos_token_id": first}, tuple(more)
         for field in fields(cls):
-            value = None if field.default == () else raw.get(field.name)  # from other entries
-            if field.name == "eos_token_id" and isinstance(value, list):
-                if not 0 < len(value) <= _MAX_END_TOKENS:
-                    many = f"1 to {_MAX_END_TOKENS} tokens"
-                    raise UserError(f"config.json: eos_token_id must be {many}")
-                for end in value:
-                    _check("eos_token_id", "int", end)
-                value, *more = dict.fromkeys(value)
-                values["more_eos_token_ids"] = tuple(more)
-            if value is not None:
-                _check(field.name, str(field.type), value)
-                values[field.name] = value
-            elif field.default is MISSING:
-                raise UserError(f"config.json has no {field.name}; is this a T5 model?")
-        config = cls(**values, tasks=_tasks(raw.get("task_specific_params")))
+            name, kind = field.name, str(field.type).removesuffix(" | None")
+            value = raw.get(name)
+            if field.default == ():
+                continue  # read from other entries
+            if value is None:
+                if field.default is MISSING:
+                    raise UserError(f"config.json has no {name}; is this a T5 model?")
+            elif name.endswith("_token_id"):
+                values[name] = checked(f"{_OF_IDS}: {name}", value, _TOKEN_ID)
+            elif kind != "str":
+                values[name] = checked(f"config.json: {name}", value, _RANGES[kind])
+            elif isinstance(value, str):
+                values[name] = value
+            else:
+                raise refusal(f"config.json: {name}", value, "a text")
+        tasks = raw.get("task_specific_params")
+        for name, task in tasks.items() if isinstance(tasks, dict) else ():
+            prefix = task.get("prefix") if isinstance(task, dict) else None
+            if isinstance(prefix, str) and prefix.strip():
+                values["tasks"] = (*values.get("tasks", ()), (name, prefix))
+        config = cls(**values)
         config._check_together()
         return config
 
     def _check_together(self) -> None:
         if self.dense_act_fn not in ACTIVATION_NAMES:
-            known = ", ".join(ACTIVATION_NAMES)
-            raise UserError(f"config.json: activation {self.dense_act_fn!r} is not one of {known}")
+            raise refusal("config.json: activation", self.dense_act_fn, ", ".join(ACTIVATION_NAMES))
         exact = self.relative_attention_num_buckets // 2
         distance = self.relative_attention_max_distance
         fits = {
@@ -124,7 +144,7 @@ class T5Config:
         }
         for name, fit in fits.items():
             if not fit:
-                raise UserError(f"{_file(name)}: {name} is out of range")
+                raise UserError(f"{_OF_IDS}: {name} is out of range")
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -163,9 +183,8 @@ def read_config(folder: Path) -> dict:
     entry = raw.get("quantization_config")
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
         cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
-        cure = f"give the original model, and quantize it with {command('convert')} -q"
-        raise UserError(f"{cause}; {cure}")
-    ids = read_object(folder / FILE, "fetch it again") if (folder / FILE).exists() else {}
+        raise UserError(f"{cause}; give the original to {command('convert')} -q")
+    ids = read_object(folder / FILE, default={})
     # As in transformers: without a start token, a text starts with `bos_token_id`.
     names = ("decoder_start_token_id", "bos_token_id")
     starts = [file[name] for file in (ids, raw) for name in names if file.get(name) is not None]
@@ -174,27 +193,3 @@ def read_config(folder: Path) -> dict:
         start = starts[0]
         raw[names[0]] = start[0] if isinstance(start, list) and len(start) == 1 else start
     return raw
-
-
-def _tasks(tasks: Any) -> tuple[tuple[str, str], ...]:
-    named = tasks.items() if isinstance(tasks, dict) else ()
-    prefixes = [(name, task.get("prefix")) for name, task in named if isinstance(task, dict)]
-    return tuple((name, text) for name, text in prefixes if isinstance(text, str) and text.strip())
-
-
-def _check(name: str, kind: str, value: Any) -> None:
-    least = 0 if name.endswith("_token_id") else 1
-    integer = f"an integer between {least} and {_MAX_SIZE}"
-    valid, expected = {
-        "int": (type(value) is int and least <= value <= _MAX_SIZE, integer),
-        "float": (type(value) in (int, float) and 0 <= value < 1, "a number between 0 and 1"),
-        "bool": (type(value) is bool, "true or false"),
-        "str": (isinstance(value, str), "a string"),
-    }[kind.removesuffix(" | None")]
-    if not valid:
-        raise UserError(f"{_file(name)}: {name} must be {expected}, not {reprlib.repr(value)}")
-
-
-def _file(name: str) -> str:
-    ids = name.endswith("_token_id")
-    return "generation_config.json or config.json" if ids else "config.json"

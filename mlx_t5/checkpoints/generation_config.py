@@ -26,7 +26,7 @@ from typing import Any
 
 from mlx_t5.disk import read_object
 from mlx_t5.errors import UserError, shown
-from mlx_t5.settings import SETTINGS, SMALLEST, Settings, refusal
+from mlx_t5.settings import SETTINGS, SMALLEST, TOKEN_RULES, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
 _DAMAGED = "give a model folder, MLX or Hugging Face"
@@ -35,9 +35,6 @@ _DAMAGED = "give a model folder, MLX or Hugging Face"
 # The setting of each entry. If two entries have the same setting, the later entry in this order
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
-
-# These settings are not options of the command line; their entries have the same names.
-TOKEN_RULES = ("bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # Ids are no settings: `config.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id")
@@ -94,19 +91,22 @@ class Preset:
 
     @property
     def note(self) -> str:
-        names = ", ".join(self.left_out)
-        return f"{self.source}: left out, as not supported: {names}" if names else ""
+        if not self.left_out:
+            return ""
+        return f"{self.source}: left out, as not supported: {', '.join(self.left_out)}"
 
     @property
     def unread_note(self) -> str:
-        names = ", ".join(self.unread)
-        return f"{self.source}: without effect, as only sampling reads it: {names}" if names else ""
+        if not self.unread:
+            return ""
+        return f"{self.source}: without effect, as only sampling reads it: {', '.join(self.unread)}"
 
     @property
     def beams_note(self) -> str:
-        count = self.num_beams
-        cure = f"--num-beams {count} searches, without a draft"
-        return f"the model's files ask for {count} beams; {cure}" if count > 1 else ""
+        if self.num_beams == 1:
+            return ""
+        asked = f"the model's files ask for {self.num_beams} beams"
+        return f"{asked}; --num-beams {self.num_beams} searches, without a draft"
 
 
 def read_generation_config(folder: Path) -> Preset:
@@ -118,9 +118,8 @@ def read_generation_config(folder: Path) -> Preset:
     try:
         return _preset(name, raw)
     except UserError as error:
-        raise UserError(
-            f"{error}; --ignore-generation-config ignores the file's settings"
-        ) from None
+        cure = "--ignore-generation-config ignores the file's settings"
+        raise UserError(f"{error}; {cure}") from None
 
 
 def read_tasks(folder: Path) -> dict[str, Preset]:
@@ -133,9 +132,8 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     if name not in tasks:
-        known = ", ".join(map(shown, tasks))
-        there = f"it has {known}" if tasks else "its config.json has no task_specific_params"
-        raise UserError(f"this model has no task {shown(name)!r}; {there}")
+        known = ", ".join(map(shown, tasks)) or "none: its config.json has no task_specific_params"
+        raise UserError(f"this model has no task {shown(name)!r}; it has {known}")
     return tasks[name]
 
 
@@ -183,7 +181,8 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if entry == "top_p" and value == 0:  # keeps the likeliest token, as the smallest number
             value = SMALLEST
         elif type(value) is int:
-            value -= entry in ("max_length", "min_length")  # which count the start token
+            if entry in ("max_length", "min_length"):  # which count the start token
+                value -= 1
             if not setting.range.least and not setting.only_with:  # below 0 is off, too
                 value = max(value, 0)
         settings[name] = setting.range.fit(value)

@@ -156,9 +156,8 @@ def download(name: str, revision: str | None = None) -> Path:
         info = HfApi().model_info(name, revision=revision)
         files = choose_files(sibling.rfilename for sibling in info.siblings or ())
         if not _is_complete(files):
-            whole = f"whole {SAFETENSORS} or {TORCH}"
-            lacks = whole if "config.json" in files else "config.json"
-            raise UserError(f"{where}: the repository has no {lacks}; choose another model")
+            part = f"whole {SAFETENSORS} or {TORCH}" if "config.json" in files else "config.json"
+            raise UserError(f"{where}: the repository has no {part}; choose another model")
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except UserError:
         raise

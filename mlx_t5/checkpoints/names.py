@@ -109,7 +109,7 @@ def select(config: T5Config, weights: Weights, encoder_only: bool = False) -> We
         selected.pop(HEAD, None)
     prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
     if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
-        cause = f"all its tensors' names begin with {shown(prefix)!r}"
+        cause = f"the tensors' names begin with {shown(prefix)!r}"
         raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
     check(weights, {name: shape for name, (_, shape) in selected.items()})
     for name, tensor in weights.items():
@@ -127,8 +127,7 @@ def check(actual: Weights, expected: Mapping[str, Shape]) -> None:
             problems.append(f"{kind} {', '.join(map(shown, names[:3]))}{more}")
     for name in expected:
         if name in actual and actual[name].shape != expected[name]:
-            shapes = f"{actual[name].shape} instead of {expected[name]}"
-            problems.append(f"{name} has shape {shapes}")
+            problems.append(f"{name} has shape {actual[name].shape} instead of {expected[name]}")
             break
     if problems:
         raise UserError(f"the tensors do not fit config.json: {'; '.join(problems)}")

@@ -61,8 +61,7 @@ def normalized(vectors: mx.array) -> mx.array:
 
 
 def read_pooling(folder: Path, d_model: int) -> Pooling:
-    if not (folder / MODULES).is_file():
-        return Pooling()
+    """Reads the pooling of a folder of sentence-transformers."""
     try:
         listed = json.loads((folder / MODULES).read_bytes())
         kinds = [entry["type"].rpartition(".")[2] for entry in listed]
@@ -74,7 +73,7 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
     if kinds != ["Transformer", "Pooling", *optional] or paths[0] != "" or not own:
         raise _refused(folder / MODULES, "modules", " ".join(map(str, kinds)))
     pooling, reading, general, tokenizer = (
-        read_object(folder / name, "fetch it again") if (folder / name).is_file() else {}
+        read_object(folder / name, default={})
         for name in (f"{paths[1]}/config.json", *SENTENCE_SETTINGS, "tokenizer_config.json")
     )
     # Before version 6 there is a flag for each mode instead of `pooling_mode`.
@@ -98,7 +97,7 @@ def read_pooling(folder: Path, d_model: int) -> Pooling:
 
 
 def _dense(module: Path, d_model: int) -> Pooling:
-    raw = read_object(module / "config.json", "fetch it again")
+    raw = read_object(module / "config.json")
     activation = str(raw.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     if activation not in ("Identity", "Tanh"):
         raise _refused(module, "activation_function", activation)

@@ -24,6 +24,7 @@ from mlx_t5.errors import UserError
 
 _LAYERS = frozenset(("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"))
 PARTS = ("weight", "scales", "biases")  # the names of nn.QuantizedLinear's arrays
+SETTINGS = ("group_size", "bits", "mode")  # its attributes, and the entries of config.json
 MOST_LOST = 0.01  # of a layer's weights; if a mode would lose more, the layer takes another
 
 
@@ -46,13 +47,15 @@ class Quantization:
     ) -> Quantization:
         if mode not in MODES:
             raise UserError(f"unknown quantization mode {mode!r}; known: {', '.join(MODES)}")
-        for value, known, flag in zip(
-            (bits, group_size), MODES[mode], ("--q-bits", "--q-group-size"), strict=True
+        supported = MODES[mode]
+        for flag, value, known in (
+            ("--q-bits", bits, supported[0]),
+            ("--q-group-size", group_size, supported[1]),
         ):
             if value is not None and value not in known:
                 choices = ", ".join(map(str, sorted(known)))
                 raise UserError(f"{flag} {value} does not exist in mode {mode}; choose {choices}")
-        return cls(group_size or MODES[mode][1][0], bits or MODES[mode][0][0], mode)
+        return cls(group_size or supported[1][0], bits or supported[0][0], mode)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 2 and shape[-1] % self.group_size == 0
@@ -91,8 +94,8 @@ class Recipe:
         if predicate is None:
             predicate = EMBED_8 if vocab_size >= LARGE_VOCABULARY else LAYERS
         if predicate not in PREDICATES:
-            known = ", ".join(PREDICATES)
-            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {known}")
+            names = ", ".join(PREDICATES)
+            raise UserError(f"unknown --quant-predicate {predicate!r}; known: {names}")
         embedding = None
         if EMBED_8 in predicate:
             embedding = Quantization.from_options(8, group_size if mode == "affine" else None)
@@ -104,7 +107,7 @@ class Recipe:
         four, five = (Quantization.from_options(bits, group_size) for bits in (4, 5))
         return cls(four, five, embedding)
 
-    def wanted(self, path: str) -> Quantization | None:
+    def requested(self, path: str) -> Quantization | None:
         if path in ("shared", "lm_head"):
             return self.embedding
         if not quantize_predicate(path):
@@ -112,7 +115,7 @@ class Recipe:
         return self.special if self.special and path.endswith((".v", ".o")) else self.general
 
     def for_layer(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        how = self.wanted(name.removesuffix(".weight"))
+        how = self.requested(name.removesuffix(".weight"))
         return how if how and how.fits(shape) else None
 
     def entry(self, layers: dict[str, Quantization]) -> dict:
@@ -147,23 +150,18 @@ def quantized(name: str, rows: mx.array, layers: dict[str, Quantization]) -> dic
     return {name: rows}
 
 
-def changes(asked: dict, taken: dict, dtype: str) -> str:
-    """A line about the layers that `quantized` has left in `dtype` or in a mode not asked for."""
-    moves = {}
-    for name, how in asked.items():
-        if (now := taken.get(name)) != how:
+def changes(requested: dict, taken: dict, dtype: str) -> str:
+    """A line about the layers that `quantized` left in `dtype` or in a mode not requested."""
+    kinds = set()
+    for name, how in requested.items():
+        actual = taken.get(name)
+        if actual != how:
             kind = re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight"))
-            moves[kind] = f"{now.mode if now else dtype} instead of {how.mode}"
-    listed = ", ".join(f"{kind} ({move})" for kind, move in sorted(moves.items()))
-    return f"some weights would become zero: {listed}\n" if moves else ""
+            kinds.add(f"{kind} ({actual.mode if actual else dtype} instead of {how.mode})")
+    return f"some weights would become zero: {', '.join(sorted(kinds))}\n" if kinds else ""
 
 
 def layer_settings(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
     own = entry.get(path)
     settings = own if isinstance(own, Mapping) else entry
-    return {name: settings[name] for name in ("group_size", "bits", "mode") if name in settings}
-
-
-def changed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # 8 bits, because fewer would round away much of an adapter's change.
-    return {"group_size": max(32, settings.get("group_size", 64)), "bits": 8, "mode": "affine"}
+    return {name: settings[name] for name in SETTINGS if name in settings}

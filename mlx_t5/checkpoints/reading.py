@@ -26,25 +26,19 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import SAFETENSORS, TORCH, read_object
 from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.settings import DTYPES
 
 # The embedding is stored under one or more of these names. MADLAD uses only the last one.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LAST_NORMS = ("decoder.norm.weight", "encoder.norm.weight")  # in MLX folders
-DTYPES = ("float32", "float16", "bfloat16")  # the types of weights
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # storage class in a pickle -> element type
 _STORAGES = {
-    "FloatStorage": mx.float32,
-    "HalfStorage": mx.float16,
-    "BFloat16Storage": mx.bfloat16,
-    "DoubleStorage": mx.float64,
-    "LongStorage": mx.int64,
-    "IntStorage": mx.int32,
-    "ShortStorage": mx.int16,
-    "CharStorage": mx.int8,
-    "ByteStorage": mx.uint8,
+    "FloatStorage": mx.float32, "HalfStorage": mx.float16, "BFloat16Storage": mx.bfloat16,
+    "DoubleStorage": mx.float64, "LongStorage": mx.int64, "IntStorage": mx.int32,
+    "ShortStorage": mx.int16, "CharStorage": mx.int8, "ByteStorage": mx.uint8,
     "BoolStorage": mx.bool_,
-}
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -81,14 +75,14 @@ class TorchTensor:
             return mx.zeros(self.shape, self.dtype)
         size, is_bfloat16 = self.dtype.size, self.dtype == mx.bfloat16
         try:
-            place = self.storage.start or 0, (self.storage.nbytes,)
-            elements = np.memmap(self.path, np.uint8, "r", *place)
+            start, count = self.storage.start or 0, self.storage.nbytes
+            elements = np.memmap(self.path, np.uint8, "r", start, count)
             kind = np.dtype("<u2" if is_bfloat16 else type_name(self.dtype))
             strides = [stride * size for stride in self.strides]
             # numpy has no bfloat16, and checks shape, offset and strides against the buffer.
             view: Any = np.ndarray(self.shape, kind, elements, self.offset * size, strides)
         except (ValueError, TypeError, OverflowError, OSError) as error:
-            cause = f"damaged: a tensor reaches beyond its storage ({reason(error)})"
+            cause = f"a tensor reaches beyond its storage ({reason(error)})"
             raise UserError(f"{self.path}: {cause}: fetch it again") from None
         array = mx.array(np.asarray(view, order="C"))
         return array.view(mx.bfloat16) if is_bfloat16 else array
@@ -124,9 +118,8 @@ def read_weights(
             return _read_file(folder / name)
         if (index := folder / f"{name}.index.json").is_file():
             return _read_shards(index)
-    there = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
-    cause = f"no {names[0]} or {names[1]}, nor an index of either"
-    raise UserError(f"{folder}: {cause}; it holds {shown(there, 200)}")
+    files = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
+    raise UserError(f"{folder}: no {' or '.join(names)}; it holds {shown(files, 200)}")
 
 
 def stored_dtype(weights: Mapping[str, Any]) -> mx.Dtype | None:
@@ -148,7 +141,7 @@ def require_float(name: str, tensor: mx.array | TorchTensor) -> None:
 
 
 def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
-    weight_map = read_object(index, "fetch it again").get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map: fetch it again")
     for file in weight_map.values():
@@ -199,11 +192,9 @@ def _read_torch(path: Path) -> Weights:
         raise UserError(f"{path} is not a state dict but a {type(state).__name__}")
     for name, value in state.items():
         if isinstance(value, dict):
-            where = f"under {shown(name)!r}"
-            raise UserError(f"{path} has its tensors, if any, {where}; save that dict alone")
+            raise UserError(f"{path} has tensors under {shown(name)!r}; save that dict alone")
         if type(name) is not str or not isinstance(value, TorchTensor):
-            cause = f"{shown(name)!r} is a {type(value).__name__}, not a tensor"
-            raise UserError(f"{path} is not a state dict: {cause}")
+            raise UserError(f"{path}: {shown(name)!r} is a {type(value).__name__}, not a tensor")
         if value.storage.start is None:
             raise UserError(f"{path}: the bytes of {shown(name)} are missing: fetch it again")
     return dict(state)
@@ -265,8 +256,8 @@ class _TensorUnpickler(pickle.Unpickler):
             return self._tensor
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return self._parameter
-        cause = f"refused: the pickle asks for {shown(f'{module}.{name}')}"
-        raise UserError(f"{self._path}: {cause}, which is not part of a tensor")
+        name = shown(f"{module}.{name}")
+        raise UserError(f"{self._path}: refused: the pickle asks for {name}, not part of a tensor")
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, name, key, _, count, *view = pid

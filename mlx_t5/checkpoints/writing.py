@@ -57,18 +57,20 @@ def check_output_folder(
         source = source.resolve()
         pairs = [(path, f) for f in (source, *source.parents)] + [(source, f) for f in path.parents]
         if any(one.samefile(other) for one, other in pairs):
-            cause = f"{path} is the source, contains it or is part of it"
-            raise UserError(f"{cause}; choose another folder")
+            raise UserError(f"{path} is the source, contains it or is part of it; choose another")
     if not overwrite:
         raise UserError(f"{path} exists; replace it with --overwrite or choose another folder")
     for file in path.rglob("*"):
-        in_module = MODULE_FOLDER.fullmatch(file.parent.name) and file.parent.parent == path
+        name, folder = file.relative_to(path), file.parent
+        in_module = folder.parent == path and MODULE_FOLDER.fullmatch(folder.name) is not None
         is_module = MODULE_FOLDER.fullmatch(file.name) is not None
-        nested = file.parent != path and not in_module
-        of_macos = file.name == ".DS_Store" or file.name.startswith("._")
-        known = is_output(file.name) or of_macos
-        if nested or not known or file.is_dir() != (is_module and not in_module):
-            name = file.relative_to(path)
+        if file.is_dir():
+            known = is_module and folder == path
+        else:
+            of_macos = file.name == ".DS_Store" or file.name.startswith("._")
+            known = (is_output(file.name) and not is_module) or of_macos
+            known = known and (folder == path or in_module)
+        if not known:
             raise UserError(f"{path} holds more than a model ({name}); remove it yourself")
 
 
@@ -82,8 +84,11 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         try:
             if not lock(descriptor):
                 raise UserError(f"another run writes to {path}; wait until it is done")
-            for left in partial.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for path_left in partial.iterdir():
+                if path_left.is_dir():
+                    shutil.rmtree(path_left)
+                else:
+                    path_left.unlink()
             try:
                 yield partial
             except BaseException:

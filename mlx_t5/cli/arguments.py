@@ -20,19 +20,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
+from mlx_t5 import settings
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
-from mlx_t5.settings import (
-    ALIASES,
-    AUTO,
-    LARGEST_COUNT,
-    NONE,
-    SETTINGS,
-    Range,
-    did_you_mean,
-    written,
-)
+from mlx_t5.settings import AUTO, DTYPES, LARGEST_COUNT, NONE, SETTINGS, Range, written
 from mlx_t5.starting import interrupts_deferred
 
 BAD_INPUT = 2
@@ -42,7 +34,6 @@ NO_MEMORY = (
     "out of memory; take a smaller or a quantized model, shorter prompts, or fewer at a time"
 )
 FLAGS = {"true": True, "false": False}
-DTYPES = ("bfloat16", "float16", "float32")
 REQUIRED = object()  # the default of an option that the user must give
 
 
@@ -75,13 +66,13 @@ class Parser(argparse.ArgumentParser):
         for i, word in enumerate(words):
             name, equals, value = word.partition("=")
             plain = name.lstrip("-").replace("-", "_")
-            other = option_of(ALIASES.get(plain, plain))
+            other = option_of(settings.ALIASES.get(plain, plain))
             if name not in known and name.startswith("-") and other in known:
                 words[i] = f"{other}{equals}{value}"
         result, rest = super().parse_known_args(words, namespace)
         if rest:
             unknown = rest[0].partition("=")[0]
-            cure = did_you_mean(unknown, known) or "; see --help"
+            cure = settings.did_you_mean(unknown, known) or "; see --help"
             if not unknown.startswith("-") and "--prompt" in known:
                 cure = f"; did you mean --prompt {shlex.quote(rest[0])}?"
             self.error(f"unrecognized arguments: {' '.join(rest)}{cure}")

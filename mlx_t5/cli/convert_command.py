@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints import hub, writing
-from mlx_t5.checkpoints.adapter_config import adapter_folder
-from mlx_t5.checkpoints.adapters import read_tensors
+from mlx_t5.checkpoints.adapters import adapter_folder
 from mlx_t5.checkpoints.checkpoint import ENTRY, Checkpoint, cast, keep_float32
 from mlx_t5.checkpoints.names import has_decoder
 from mlx_t5.checkpoints.quantization import Quantization, Recipe, changes, quantized
@@ -114,8 +113,8 @@ def convert(
     asked = dict(layers)
     bar = tqdm(total=len(shapes), desc="converting", disable=None)
     with writing.new_model_folder(path, overwrite, folder) as partial, bar:
-        tensors = read_tensors(checkpoint.weights, checkpoint.adapter)
-        writing.save_weights(partial, _converted(tensors, getattr(mx, dtype), layers, bar), "mlx")
+        tensors = _converted(checkpoint.tensors(), getattr(mx, dtype), layers, bar)
+        writing.save_weights(partial, tensors, "mlx")
         writing.copy_modules(folder, partial)
         save_tokenizer(checkpoint.tokenizer, folder, partial)
         raw["converted_from"] = hub.origin(str(source), revision, folder, adapter_path)
@@ -162,7 +161,7 @@ def _quantized_layers(
     if not layers:
         cause = f"no layer's rows divide into groups of {recipe.general.group_size}"
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
-    requested = [name for name in shapes if recipe.wanted(name.removesuffix(".weight"))]
+    requested = [name for name in shapes if recipe.requested(name.removesuffix(".weight"))]
     if odd := len(requested) - len(layers):
         unfit = f"{odd} layers do not divide into groups of {recipe.general.group_size}"
         fitting = [n for n in requested if n not in layers and shapes[n][-1] % 32 == 0]

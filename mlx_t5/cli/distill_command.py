@@ -34,8 +34,8 @@ from mlx_t5.model import T5, load
 from mlx_t5.network.draft_vocabulary import narrow
 from mlx_t5.network.sharing import shared_draft, whole
 from mlx_t5.settings import AUTO
-from mlx_t5.text.detokenizer import same_vocabulary
 from mlx_t5.text.prompts import Prompt
+from mlx_t5.text.tokenizer import same_vocabulary
 from mlx_t5.training import batches, evaluation, examples, learner, loss, start, trainer
 from mlx_t5.training.draft_folder import save_draft
 from mlx_t5.training.examples import Example

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.adapter_config import CONFIG, TRANSLATION
-from mlx_t5.checkpoints.adapters import WEIGHTS
+from mlx_t5.checkpoints.adapters import CONFIG, TRANSLATION, WEIGHTS
 from mlx_t5.checkpoints.writing import is_model_file
 from mlx_t5.cli import finetune_options
 from mlx_t5.cli.finetune_options import ADAMW, FULL, RELATIVE, FinetuneOptions, lora_config

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlx_t5.checkpoints.adapter_config import ALL_LINEAR, LoraConfig
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
 from mlx_t5.cli.training import TrainingOptions, resumable
@@ -19,6 +18,9 @@ from mlx_t5.cli.training_pairs import SUFFIXES
 from mlx_t5.errors import UserError
 from mlx_t5.installation import MODELS, command
 from mlx_t5.text.languages import checked_template
+
+if TYPE_CHECKING:
+    from mlx_t5.checkpoints.adapters import LoraConfig
 
 FULL = "full"
 ADAFACTOR, ADAMW = "adafactor", "adamw"
@@ -125,6 +127,8 @@ def read_finetune_options(argv: Sequence[str]) -> FinetuneOptions:
 
 
 def lora_config(args: FinetuneOptions) -> LoraConfig:
+    from mlx_t5.checkpoints.adapters import ALL_LINEAR, LoraConfig  # imports MLX
+
     named = tuple(args.target_modules)
     modules = ALL_LINEAR if named == (ALL_LINEAR,) else named
     lora: dict[str, Any] = {n: getattr(args, n) for n in ("r", "lora_alpha", "use_rslora")}

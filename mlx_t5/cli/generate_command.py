@@ -28,7 +28,7 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair
 from mlx_t5.settings import NONE, Settings
-from mlx_t5.text.documents import DocumentOptions
+from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 
@@ -166,8 +166,9 @@ def _load(
     if request.settings.num_beams > 1 and options.draft_model not in (None, NONE):
         notes.append(f"--draft-model {options.draft_model} is not used: beams have no draft")
     if options.writes_text:
-        notes += [preset.note for preset in presets]
-        notes += [preset.unread_note for preset in presets if request.settings.temp == 0]
+        notes += [preset.note for preset in presets if preset.left_out]
+        if request.settings.temp == 0:
+            notes += [preset.unread_note for preset in presets if preset.unread]
         beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
         notes += beams[-1:] if "num_beams" not in options.settings else []
     prefix = options.prefix or ""

@@ -18,8 +18,8 @@ from mlx_t5.cli.output import ARRAY, check_output_file
 from mlx_t5.cli.resuming import refuse_interrupted
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
-from mlx_t5.text.documents import split_unit
 from mlx_t5.text.languages import checked_template
+from mlx_t5.text.prompts import split_unit
 
 DEFAULT_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "

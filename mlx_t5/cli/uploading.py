@@ -15,8 +15,7 @@ from typing import Any
 from huggingface_hub import HfApi, ModelCard, ModelCardData, hf_hub_download, utils
 
 from mlx_t5.backend import device_name, mx
-from mlx_t5.checkpoints.adapter_config import CONFIG
-from mlx_t5.checkpoints.adapters import WEIGHTS
+from mlx_t5.checkpoints.adapters import CONFIG, WEIGHTS
 from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.hub import ADAPTED, choose_files, source_of
 from mlx_t5.checkpoints.writing import check_output_folder, require_own

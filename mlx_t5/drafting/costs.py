@@ -156,10 +156,14 @@ class StepCosts:
         it may have compiled kernels.
         """
         shape = rows.bit_length(), gamma, passes
-        if gamma in NUMBERS and seconds > 0 and shape in self.seen:
-            error = math.log(seconds / self.expected(rows, gamma + 1, passes))
-            errors = self.errors.setdefault(shape[0], np.full((2, len(NUMBERS)), error))
-            own, n = errors[1 if passes else 0], int(NUMBERS.searchsorted(gamma))
-            own += RATE * min(max(error - own[n], -CLAMP), CLAMP) * NEAR ** abs(NUMBERS - gamma)
-            errors += FORGET * (own[n] - errors)
+        is_first = shape not in self.seen
         self.seen.add(shape)
+        if is_first or gamma not in NUMBERS or seconds <= 0:
+            return
+        error = math.log(seconds / self.expected(rows, gamma + 1, passes))
+        errors = self.errors.setdefault(shape[0], np.full((2, len(NUMBERS)), error))
+        own = errors[1 if passes else 0]  # of steps that draft, or of steps that do not
+        n = int(NUMBERS.searchsorted(gamma))
+        deviation = min(max(error - own[n], -CLAMP), CLAMP)
+        own += RATE * deviation * NEAR ** abs(NUMBERS - gamma)  # near numbers learn from it, too
+        errors += FORGET * (own[n] - errors)

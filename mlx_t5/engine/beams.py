@@ -18,7 +18,7 @@ from mlx_t5.backend import mx
 from mlx_t5.engine.batch import Batch
 from mlx_t5.engine.rows import Row
 from mlx_t5.model import T5
-from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, become, largest
+from mlx_t5.sampling.beam_search import NO_BEAM, BeamSearch, Hypothesis, finalize, largest
 from mlx_t5.sampling.processors import History, Processing
 
 
@@ -61,7 +61,7 @@ class Beams(Batch):
             if not finite or (search.done and not search.texts):
                 row.fail_without_choice(decided)
             elif search.done:
-                become(row, search.texts[0])
+                finalize(row, search.texts[0])
         self.drop_finished()
         if self.rows:
             self.cache.reorder(
@@ -72,9 +72,10 @@ class Beams(Batch):
         self, logits: mx.array, beams: Sequence[Hypothesis]
     ) -> tuple[mx.array, mx.array, mx.array]:
         """The best continuations: scores (B, C), indices (B, C); bool (B,): all below +inf."""
+        # As in transformers, logits processors see log-probabilities, which are not normed again.
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._processing:
-            counts = [1 if beam.score > NO_BEAM else 0 for beam in beams]
+            counts = [1 if beam.score > NO_BEAM else 0 for beam in beams]  # not of empty places
             history = History.align([beam.tokens for beam in beams])
             logprobs = self._processing(history, logprobs[:, None], counts)[:, 0]
         before = np.array([beam.score for beam in beams], np.float32)
@@ -89,4 +90,6 @@ class Beams(Batch):
     def _collect(self) -> None:
         """Collects the logits processors of all rows, repeated for every beam."""
         settings = [row.settings for row in self.rows for _ in range(self.beams)]
-        self._processing = Processing.of(settings, self.target.config.eos_token_ids)
+        self._processing = None
+        if any(row.processes_logits for row in settings):
+            self._processing = Processing(settings, self.target.config.eos_token_ids)

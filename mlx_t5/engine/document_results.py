@@ -16,8 +16,8 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Row, Stats
 from mlx_t5.errors import UserError, log, shown
 from mlx_t5.text.detokenizer import StreamingDetokenizer
-from mlx_t5.text.documents import Document, DocumentOptions
-from mlx_t5.text.prompts import Prompt
+from mlx_t5.text.documents import Document
+from mlx_t5.text.prompts import DocumentOptions, Prompt
 from mlx_t5.text.tokenizer import encode
 
 DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'

@@ -11,9 +11,8 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
-from mlx_t5.text.documents import DocumentOptions
-from mlx_t5.text.prompts import Prompt, token_ids
-from mlx_t5.text.stop_strings import TextWatch
+from mlx_t5.text.detokenizer import TextWatch
+from mlx_t5.text.prompts import DocumentOptions, Prompt, token_ids
 
 CHARACTERS = 64  # characters of a prediction that are read at most, per token of max_tokens
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_t5.backend.device_memory import keep_buffers, require, wire
-from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.cache import source_width
+from mlx_t5.network.encoding import PASS_POSITIONS, by_length
 
 
 def require_for(

@@ -13,8 +13,7 @@ from mlx_t5.drafting.source_copy import count_predicted
 from mlx_t5.errors import shown
 from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
-from mlx_t5.text.detokenizer import decode
-from mlx_t5.text.stop_strings import TextWatch
+from mlx_t5.text.detokenizer import TextWatch, decode
 
 if TYPE_CHECKING:
     from mlx_t5.engine.document_results import DocumentInFlight

@@ -18,7 +18,7 @@ from mlx_t5.engine.memory import longest_text
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError, log
-from mlx_t5.grouping import PASS_POSITIONS, in_halves
+from mlx_t5.network.encoding import PASS_POSITIONS, in_halves
 
 if TYPE_CHECKING:
     from mlx_t5.engine.batch import Batch

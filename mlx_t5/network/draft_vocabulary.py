@@ -72,6 +72,7 @@ def with_all_tokens(draft: T5) -> Any:
 def apply_table(draft: T5) -> None:
     """Checks a draft's table; keeps only its rows of a head that belongs to the target."""
     ids, size = np.array(draft.d2t.astype(mx.int64)), draft.config.vocab_size
+    # Below 0 and from `size` on no id would ascend, so this checks the range, too.
     ascending = (np.diff(ids, prepend=-1, append=size) > 0).all()
     if not ascending or not mx.issubdtype(draft.d2t.dtype, mx.integer):
         cause = f"the draft's table d2t is not of ascending token ids from 0 to {size - 1}"

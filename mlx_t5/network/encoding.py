@@ -1,21 +1,77 @@
-"""Encodes sources, and computes a decoder's cache: keys and values of cross-attention.
+"""Encodes sources in groups of similar length, and computes a decoder's cache of them.
 
 Symbols: B rows, S source positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from mlx_t5.backend import mx
-from mlx_t5.grouping import PASS_POSITIONS, by_length
 from mlx_t5.network.cache import source_width
 
 if TYPE_CHECKING:
     from mlx_t5.model import T5
     from mlx_t5.network.cache import Cache
     from mlx_t5.network.interface import Target
+
+# Maximum number of source positions in an encoder pass of several prompts, with padding to the
+# longest prompt; rounding up lengths on a GPU (`cache.source_width`) is not counted.
+# Larger passes were not faster, and had more padding.
+PASS_POSITIONS = 256
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+
+def by_length(
+    lengths: Sequence[int] | Sequence[tuple[int, ...]],
+    batch_size: int,
+    most_tokens: float = math.inf,
+) -> Iterator[list[int]]:
+    """Groups items of similar length into batches of indices, the longest items first.
+
+    Args:
+        lengths: lengths of the items in tokens; if tuples, the first counts, the next ones order
+            items of equal length.
+        batch_size: maximum number of items in a batch.
+        most_tokens: maximum number of tokens in a batch of several items, padding included.
+    """
+    keys = [length if isinstance(length, tuple) else (length,) for length in lengths]
+    order = sorted(range(len(keys)), key=lambda i: keys[i], reverse=True)
+    while order:
+        size = max(1, int(min(batch_size, most_tokens // max(keys[order[0]][0], 1))))
+        yield order[:size]
+        order = order[size:]
+
+
+def in_halves(
+    work: Callable[[Sequence[Item]], Sequence[Value]],
+    items: Sequence[Item],
+    refuse: Callable[[Item, str], Value],
+) -> Iterator[Value]:
+    """Computes the values of all items together, or half by half if memory runs out.
+
+    Args:
+        work: computes the value of each item; like MLX, it raises RuntimeError or MemoryError if
+            memory runs out. It is called only when a value is requested.
+        items: the items, at least one.
+        refuse: makes the value of an item that does not fit into memory even alone, from the item
+            and the error's text.
+    """
+    try:
+        yield from work(items)
+        return
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error)
+    # Outside the handler, where the memory of the failed attempt has been freed.
+    if len(items) == 1:
+        yield refuse(items[0], reason)
+        return
+    half = (len(items) + 1) // 2
+    yield from in_halves(work, items[:half], refuse)
+    yield from in_halves(work, items[half:], refuse)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
@@ -50,14 +106,16 @@ def make_cache(
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
-    lengths = list(map(len, distinct))
+    lengths = [len(source) for source in distinct]
     width = source_width(max(lengths), len(lengths))
     encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
-    mask = None if min(lengths) == width else mx.arange(width) < mx.array(lengths)[:, None]
+    mask = None
+    if min(lengths) < width:
+        mask = mx.arange(width) < mx.array(lengths)[:, None]
     cache = model.cache(mx.stack(encoded), mask)
-    if len(distinct) < len(keys):
-        rows = {key: row for row, key in enumerate(distinct)}
-        cache.filter([rows[key] for key in keys])
+    if len(distinct) < len(keys):  # equal sources share what was computed, but not their rows
+        row_of = {source: row for row, source in enumerate(distinct)}
+        cache.filter([row_of[key] for key in keys])
     return cache if beams == 1 else cache.shared(beams, 1)
 
 

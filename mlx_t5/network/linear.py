@@ -19,9 +19,9 @@ from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeAlias
 
 from mlx_t5.backend import blas_name, cpu_only, mx, nn
+from mlx_t5.checkpoints.quantization import SETTINGS as QUANTIZATION
 
 TILE = 128  # rows of the weight in a tile
-QUANTIZATION = ("group_size", "bits", "mode")  # attributes of `nn.QuantizedLinear`
 
 Form = Callable[[mx.array, mx.array], mx.array]  # x (M, K), weight (N, K) -> (M, N)
 Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M

@@ -12,9 +12,10 @@ from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, read_weights, type_n
 from mlx_t5.errors import readable
 from mlx_t5.network.bias import queries_at_once
 from mlx_t5.network.cache import round_up
+from mlx_t5.settings import DTYPES
 
 MEBIBYTE = 1 << 20
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+WIDTHS = {name: getattr(mx, name).size for name in DTYPES}
 
 
 def cache_bytes(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from mlx_t5.backend import mx
 from mlx_t5.sampling import draws
-from mlx_t5.sampling.draws import Sampling, fold, likeliest, sample
+from mlx_t5.sampling.draws import Sampling, fold, gather, likeliest, sample
 
 NEGLIGIBLE_MASS = 1e-6  # a residual with less is rounding noise of two equal distributions
 NO_TOKEN = -1  # no token can be chosen from the logits: `draws.is_finite`
@@ -33,7 +33,7 @@ UNDECIDED = -1  # top-p needs more candidates than were considered
 
 def keep_greedy(logits: mx.array, drafts: mx.array, delta: mx.array) -> mx.array:
     """Whether each proposal (B, gamma) is kept by the rule for temp = 0; logits (B, gamma, V)."""
-    proposed = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0]
+    proposed = gather(logits, drafts)
     # On the logits, without a softmax.
     floor = mx.max(logits, axis=-1) + mx.log1p(-delta)[:, None]
     # Not tokens that a logits processor forbids; and with delta = 0 not even a tie with the argmax.
@@ -122,15 +122,16 @@ def _accept_sampled(
     accepted = accepted_length(drafts == own, lengths)
     if not sampling.any_lenient:
         return accepted, mx.take_along_axis(own, accepted[:, None], axis=1)
-    px, qx = mx.take_along_axis(p, drafts[..., None], axis=-1)[..., 0], mx.ones(drafts.shape)
+    qx = mx.ones(drafts.shape)  # of deterministic proposals
     if q is not None:
-        q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))
-        qx = mx.take_along_axis(q, drafts[..., None], axis=-1)[..., 0]
-    possible = mx.take_along_axis(logits, drafts[..., None], axis=-1)[..., 0] > -mx.inf
-    keep = keep_sampled(px, qx, sampling.delta, draws.uniform(keys)) & possible
+        q = mx.pad(q, ((0, 0), (0, 1), (0, 0)))  # for the placeholder
+        qx = gather(q, drafts)
+    keep = keep_sampled(gather(p, drafts), qx, sampling.delta, draws.uniform(keys))
+    keep = keep & (gather(logits, drafts) > -mx.inf)  # not tokens that a processor forbids
     if sampling.any_greedy:
         by_rank = keep_greedy(logits, drafts, sampling.delta)
         keep = mx.where((sampling.temp == 0)[:, None], by_rank, keep)
+    # Rows with delta = 0 keep what is computed above, as if no other row were lenient.
     lenient, row = sampling.delta > 0, mx.arange(len(lengths))
     accepted = mx.where(lenient, accepted_length(keep, lengths), accepted)
     q = draws.one_hot(drafts[row, accepted], p.shape[-1]) if q is None else q[row, accepted]

@@ -33,7 +33,7 @@ from mlx_t5.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_t5.engine.rows import Row
-    from mlx_t5.text.stop_strings import TextWatch
+    from mlx_t5.text.detokenizer import TextWatch
 
 TOO_FEW = "the search has found {} of {} texts; the rules for the text allow no more"
 CHUNK = 128  # values in a chunk of `largest`
@@ -101,9 +101,11 @@ class BeamSearch:
         ended = token in self.eos
         if watch and not ended:
             watch.take([token])
-        stopped = ended or (watch is not None and watch.stopped)
-        longest = len(beam.tokens) == self.settings.max_tokens
-        reason = "stop" if stopped else "length" if longest else None
+        reason = None
+        if ended or (watch and watch.stopped):
+            reason = "stop"
+        elif len(beam.tokens) == self.settings.max_tokens:
+            reason = "length"
         if watch and reason:
             watch.finish()
         return Hypothesis([*beam.tokens, token], score, watch, reason, ended)
@@ -126,7 +128,7 @@ class BeamSearch:
         return bool(self._by_length(best.score, length) > self.texts[-1].score)
 
 
-def become(row: Row, text: Hypothesis) -> Row:
+def finalize(row: Row, text: Hypothesis) -> Row:
     """Finishes a row with a text that its beam search found; returns the row."""
     row.tokens, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
@@ -140,7 +142,7 @@ def texts_of(row: Row) -> list[Row]:
     if row.error or not row.search:
         return [row] * count
     copies = (replace(row, stats=replace(row.stats), index=row.index + i) for i in range(1, count))
-    rows = [row, *map(become, copies, row.search.texts[1:count])]
+    rows = [row, *map(finalize, copies, row.search.texts[1:count])]
     for i in range(len(rows), count):
         rows.append(replace(row, stats=replace(row.stats), index=row.index + i))
         rows[-1].fail(TOO_FEW.format(len(row.search.texts), count))

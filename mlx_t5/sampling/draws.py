@@ -78,13 +78,12 @@ class Sampling:
             keys=row_keys,
         )
 
-    def step_keys(self, positions: Sequence[int], count: int) -> mx.array | None:
+    def step_keys(self, positions: Sequence[int], count: int) -> mx.array:
         """Random keys (B, T, 2) for T = `count` positions, row b's from positions[b] on."""
-        if self.all_greedy or self.keys is None:
-            return None
+        assert self.keys is not None, "some row is sampled"
         # By position, not by step: a token's random numbers do not depend on who proposed it.
-        places = mx.array(positions)[:, None] + mx.arange(count)
-        return fold(mx.broadcast_to(self.keys[:, None], (*places.shape, 2)), places, 0)
+        numbers = mx.array(positions)[:, None] + mx.arange(count)
+        return fold(mx.broadcast_to(self.keys[:, None], (*numbers.shape, 2)), numbers, 0)
 
     def exhaustive(self) -> Sampling:
         """The same settings, except that top-p considers every token of the vocabulary."""
@@ -149,8 +148,8 @@ def _filtered(
     # Each row uses its own number of candidates, whatever numbers other rows have.
     first = most - mx.clip(mx.where(top_k > 0, top_k, sampling.candidates), 1, most)
     if sampling.most_k:
-        places = mx.broadcast_to(first, (*likely.shape[:-1], 1))
-        least = mx.take_along_axis(likely, places, axis=-1)
+        first_of_all = mx.broadcast_to(first, (*likely.shape[:-1], 1))
+        least = mx.take_along_axis(likely, first_of_all, axis=-1)
         weights = weights * (log2 >= mx.where(top_k > 0, least, -mx.inf))
     if sampling.any_top_p:
         mass = mx.power(2.0, likely) * (mx.arange(most) >= first)
@@ -193,6 +192,11 @@ def is_finite(logits: mx.array) -> mx.array:
 def likeliest(logits: mx.array) -> mx.array:
     """The tokens (...) int32 with the largest logits (..., V); in a tie, the first one."""
     return mx.argmax(logits, axis=-1).view(mx.int32)  # a view, not a conversion: the same bits
+
+
+def gather(x: mx.array, tokens: mx.array) -> mx.array:
+    """The entries (...) of x (..., V) at tokens (...)."""
+    return mx.take_along_axis(x, tokens[..., None], axis=-1)[..., 0]
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:

@@ -36,11 +36,6 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 PADDING = -1  # fills the columns before the first token of a shorter row
 ANY = -2  # fills the places before the first token of a shorter bad word
-# The settings of the processors that are off if empty or 0.
-RULES = (
-    "no_repeat_ngram_size", "bad_words_ids", "min_tokens", "forced_bos_token_id",
-    "forced_eos_token_id", "suppress_tokens", "logits_processors",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,16 +62,10 @@ class History:
 
 @dataclass(frozen=True)
 class Processing:
-    """The processors of a batch, for rows with these settings."""
+    """The processors of a batch, for B rows with these settings."""
 
-    settings: list[Settings]
-    eos: tuple[int, ...]
-
-    @classmethod
-    def of(cls, settings: Sequence[Settings], eos: Sequence[int]) -> Processing | None:
-        """The processors of B rows; None if no row uses any."""
-        used = any(s.repetition_penalty != 1 or any(getattr(s, n) for n in RULES) for s in settings)
-        return cls(list(settings), tuple(eos)) if used else None
+    settings: Sequence[Settings]
+    eos: Sequence[int]
 
     def __call__(self, history: History, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Returns the processed logits of T positions per row, lazily; skips unused processors.
@@ -98,7 +87,9 @@ class Processing:
             if n <= history.tokens.shape[1]:
                 logits = mx.where(rows & repeats(history, logits, n), -mx.inf, logits)
         for words, rows in self._used("bad_words_ids"):
-            if words := [word for word in words if list(word) not in [[end] for end in self.eos]]:
+            # As in transformers, an end token alone is not forbidden.
+            words = [word for word in words if len(word) > 1 or word[0] not in self.eos]
+            if words:
                 logits = mx.where(rows & completes(history, logits, words), -mx.inf, logits)
         # The number of tokens before each position (B, T, 1), without the start token.
         before = mx.array([n - positions for n in history.lengths])[:, None] + mx.arange(positions)

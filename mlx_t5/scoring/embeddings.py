@@ -13,11 +13,10 @@ from mlx_t5.backend import mx
 from mlx_t5.backend.device_memory import require
 from mlx_t5.checkpoints.pooling import normalized
 from mlx_t5.errors import UserError
-from mlx_t5.grouping import by_length, in_halves
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.encoding import padded
-from mlx_t5.scoring.windows import NotFinite, Part, each_read, in_order, no_memory
+from mlx_t5.network.encoding import by_length, in_halves, padded
+from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
 from mlx_t5.text.prompts import Prompt, as_list, numbered, token_ids
 from mlx_t5.text.tokenizer import encode
@@ -79,7 +78,7 @@ class Embeddings:
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
         parts = partial(self.parts, batch_size=size, normalize=unit)
         ids = partial(embedding_ids, tokenizer=self.tokenizer, model=self.model)
-        return in_order(each_read(sources, ids), size, parts, ready)
+        return in_order(sources, ids, size, parts, ready)
 
     def parts(
         self,

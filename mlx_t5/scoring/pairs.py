@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_t5.errors import UserError, shown
-from mlx_t5.grouping import by_length
 from mlx_t5.network.cache import Cache
+from mlx_t5.network.encoding import by_length
 from mlx_t5.settings import is_listlike, refusal
 from mlx_t5.text.prompts import token_ids
 
@@ -68,7 +68,7 @@ class Ranked:
     score: float
 
 
-def passes(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
+def grouped(pairs: Sequence[Pair], size: int, most_tokens: float = math.inf) -> Iterator[list[int]]:
     """Groups pairs into forward passes of at most `size` pairs; yields their indices.
 
     The prompts of a pass have the same number of targets, and similar lengths: at most
@@ -117,15 +117,15 @@ def relevance_pairs(
         prompt = RERANK_PROMPT.format(query=query, document=document)
         ids, cue = read(prompt + RERANK_CUE), read(RERANK_CUE.strip())
         before = len(read(RERANK_PROMPT.format(query=query, document="").strip())) - 1  # EOS
-        room = max_prompt_tokens - len(cue)
+        budget = max_prompt_tokens - len(cue)
         if max_document_tokens and len(read(document)) - 1 > max_document_tokens:
-            room = min(room, before + max_document_tokens)
+            budget = min(budget, before + max_document_tokens)
         elif len(ids) <= max_prompt_tokens:
             return ids
-        if before >= room:
-            cause = "the query leaves no room for a document"
-            raise UserError(f"{cause} in {max_prompt_tokens} tokens")
-        return read(prompt)[:room] + cue
+        if before >= budget:
+            limit = f"{max_prompt_tokens} tokens"
+            raise UserError(f"the query leaves no room for a document in {limit}")
+        return read(prompt)[:budget] + cue
 
     for name, text in [("query", query), *((f"document {i}", d) for i, d in enumerate(documents))]:
         if not isinstance(text, str) or not text.strip():
@@ -148,9 +148,8 @@ def _word(word: str, tokenizer: Any) -> int:
     if word.startswith("▁"):  # a token's own name
         ids = [tokenizer.convert_tokens_to_ids(word)]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        cause = f"{shown(word)!r} is no single token of this model's tokenizer"
-        cure = "ranking is for monoT5 and similar models: name the words that yours answers"
-        raise UserError(f"{cause}; {cure}")
+        cure = "ranking is for models like monoT5: name the words that yours answers"
+        raise UserError(f"{shown(word)!r} is no single token of this model; {cure}")
     return ids[0]
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from mlx_t5.backend import mx
 from mlx_t5.backend.device_memory import require
 from mlx_t5.errors import UserError
-from mlx_t5.grouping import in_halves
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
-from mlx_t5.network.encoding import padded
+from mlx_t5.network.encoding import in_halves, padded
+from mlx_t5.sampling.draws import gather
 from mlx_t5.scoring.pairs import (
     FALSE,
     RERANK_TOKENS,
@@ -29,12 +29,12 @@ from mlx_t5.scoring.pairs import (
     Pair,
     Ranked,
     Score,
-    passes,
+    grouped,
     ranking,
     relevance_pairs,
 )
-from mlx_t5.scoring.windows import NotFinite, Part, each_read, in_order, no_memory
-from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, listed, refusal
+from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
+from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, refusal, to_list
 from mlx_t5.text.prompts import as_list, token_ids
 
 # Maximum number of logits computed at once; it decides how many positions a chunk has.
@@ -47,8 +47,7 @@ Prompt = str | Sequence[int]
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
     """The log-probabilities (B, T) of tokens (B, T), from float32 logits (B, T, V)."""
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return chosen - mx.logsumexp(logits, axis=-1)
+    return gather(logits, tokens) - mx.logsumexp(logits, axis=-1)
 
 
 class Scoring:
@@ -84,7 +83,7 @@ class Scoring:
             prompts = prompts * len(targets)
         if len(prompts) != len(targets):
             counts = f"{len(prompts)} prompts for {len(targets)} targets"
-            raise UserError(f"{counts}; give one prompt, or one a target")
+            raise UserError(f"{counts}; give one prompt, or one for each target")
         scored = list(self.scores(zip(prompts, targets, strict=True), batch_size))
         if len(scored) == 1 and scored[0].error:
             raise UserError(scored[0].error)
@@ -103,13 +102,13 @@ class Scoring:
         read = partial(token_ids, tokenizer=self.tokenizer, vocab_size=self.model.config.vocab_size)
 
         def pair_of(value: Any) -> Pair:
-            both = listed(value)
+            both = to_list(value)
             if both is None or len(both) != 2:
                 raise refusal("a pair", value, PAIR)
             return Pair(tuple(read(both[0])), tuple(read(both[1], what="target")))
 
         parts = partial(self.parts, batch_size=size)
-        return map(Score.of, in_order(each_read(pairs, pair_of), size, parts, ready))
+        return map(Score.of, in_order(pairs, pair_of, size, parts, ready))
 
     def rerank(
         self,
@@ -138,8 +137,8 @@ class Scoring:
         most = None if top_n is None else checked("top_n", top_n, POSITIVE)
         longest = checked("max_prompt_tokens", max_prompt_tokens, POSITIVE)
         vocab_size = self.model.config.vocab_size
-        pairs = relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest)
-        outcomes = in_order(list(pairs), size, partial(self.parts, batch_size=size))
+        pairs = list(relevance_pairs(query, documents, self.tokenizer, vocab_size, words, longest))
+        outcomes = in_order(pairs, lambda pair: pair, size, partial(self.parts, batch_size=size))
         return ranking(list(map(Score.of, outcomes)), most)
 
     def parts(
@@ -158,7 +157,7 @@ class Scoring:
 
         score = partial(self._score, last=last)
         try:
-            for indices in passes(pairs, batch_size, most_tokens):
+            for indices in grouped(pairs, batch_size, most_tokens):
                 batch = [pairs[i] for i in indices]
                 values = in_halves(score, batch, lambda _, reason: no_memory(PAIR, reason))
                 yield list(zip(indices, values, strict=True))
@@ -167,7 +166,7 @@ class Scoring:
 
     def _score(self, pairs: Sequence[Pair], last: LastEncoded) -> list[Score | UserError]:
         scores: dict[int, Score | UserError] = {}
-        for indices in passes(pairs, len(pairs)):
+        for indices in grouped(pairs, len(pairs)):
             chosen = [pairs[i] for i in indices]
             for i, pair, row in zip(indices, chosen, self._logprobs(chosen, last), strict=True):
                 token_logprobs = row[: len(pair.target)]

@@ -19,23 +19,31 @@ Part = list[tuple[int, Value | UserError]]  # indices of items, and their result
 
 
 def in_order(
-    entries: Iterable[Item | Exception],
+    items: Iterable[Any],
+    read: Callable[[Any], Item],
     batch_size: int,
     parts: Callable[[Sequence[Item]], Iterator[Part]],
     ready: Callable[[], bool] = lambda: True,
 ) -> Iterator[Value | Exception]:
-    """Yields the result of each item in order; an exception in place of an item is its result.
+    """Yields the result of each item in order.
 
-    Items are read lazily; a window ends before an item for which `ready` returns False. `parts`
-    computes the results of a window, batch by batch.
+    The result of an item is what `parts` computes of `read(item)`, batch by batch; or a `UserError`
+    that `read` raises; or an exception in place of the item. Items are read lazily; a window ends
+    before an item for which `ready` returns False.
     """
-    for window in windows(entries, BATCHES_A_WINDOW * batch_size, ready):
-        done: dict[int, Any] = {i: x for i, x in enumerate(window) if isinstance(x, Exception)}
-        items = {i: x for i, x in enumerate(window) if not isinstance(x, Exception)}
-        indices = list(items)
-        for part in parts(list(items.values())):
-            done |= {indices[i]: value for i, value in part}
-        yield from (done[i] for i in range(len(window)))
+    for window in windows(items, BATCHES_A_WINDOW * batch_size, ready):
+        results, valid = list[Any](window), dict[int, Item]()
+        for i, item in enumerate(window):
+            try:
+                if not isinstance(item, Exception):
+                    valid[i] = read(item)
+            except UserError as error:
+                results[i] = error
+        indices = list(valid)
+        for part in parts(list(valid.values())):
+            for i, value in part:
+                results[indices[i]] = value
+        yield from results
 
 
 def windows(items: Iterable[Item], size: int, ready: Callable[[], bool]) -> Iterator[list[Item]]:
@@ -55,14 +63,3 @@ class NotFinite(UserError):
 
 def no_memory(what: str, reason: str) -> UserError:
     return UserError(f"no memory for {what} ({reason}); shorten it")
-
-
-def each_read(items: Iterable[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields read(item), or the `UserError` it raises; exceptions in `items` are yielded as is."""
-    for item in items:
-        if not isinstance(item, Exception):
-            try:
-                item = read(item)
-            except UserError as error:
-                item = error
-        yield item

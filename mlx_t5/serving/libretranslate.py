@@ -30,8 +30,7 @@ from mlx_t5.serving.queue import GenerationJob
 from mlx_t5.serving.requests import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.service import MAX_PIECES, Service
 from mlx_t5.settings import AUTO
-from mlx_t5.text.documents import DocumentOptions
-from mlx_t5.text.prompts import Prompt
+from mlx_t5.text.prompts import DocumentOptions, Prompt
 
 UNDETERMINED = "und"  # BCP 47
 OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47

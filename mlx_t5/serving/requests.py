@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Setting
-from mlx_t5.text.documents import split_unit
 from mlx_t5.text.prompts import as_list as listed_prompts
+from mlx_t5.text.prompts import split_unit
 
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
 MAX_SAMPLES = 16  # texts per prompt

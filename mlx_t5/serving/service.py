@@ -31,9 +31,8 @@ from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.worker import Worker
 from mlx_t5.settings import AUTO, Settings, check_exact
-from mlx_t5.text.documents import DocumentOptions
 from mlx_t5.text.languages import Translations
-from mlx_t5.text.prompts import Prompt, token_ids
+from mlx_t5.text.prompts import DocumentOptions, Prompt, token_ids
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,18 @@
-"""Decodes tokens to text, all together or one by one; compares two vocabularies.
+"""Decodes tokens to text, all together or one by one, and ends a text before a stop string.
 
 Tokens need not end where characters end. Byte-level BPE and ByT5 spell all text in bytes, and the
 vocabularies of mT5, umT5 and MADLAD have byte tokens such as "<0xE4>" for unknown characters.
+
+Decoding ends with the first token that completes a stop string. The text is cut before the stop
+string. The stop string's tokens are kept, because the first and the last of these tokens may also
+contain other text. All of this happens in Python, after a step's tokens have arrived.
+
+Text that may be the beginning of a stop string is held back, so that a stream never shows a part of
+a stop string. Only the held-back text is searched, because a stop string cannot begin in text that
+was released. So the work per token does not grow with the length of the text.
+
+Special tokens are no part of a text, but a stop string may name them ("<extra_id_1>"). So each of
+those that are named is searched as one character that no text has, and left out of what is shown.
 """
 
 from __future__ import annotations
@@ -13,8 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from mlx_t5.errors import UserError
-from mlx_t5.text.added_tokens import CLEANS
+from mlx_t5.text.tokenizer import CLEANS
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 # What loses its spaces, in this order, if `CLEANS` is true in tokenizer_config.json.
@@ -42,19 +52,6 @@ def cleaned(text: str) -> str:
     for part in _SPACED:
         text = text.replace(part, part.strip())
     return text
-
-
-def same_vocabulary(a: Any, b: Any) -> None:
-    """Checks that a target's and a draft's tokenizer agree; None is a missing one, and agrees."""
-    if a is None or b is None:
-        return
-    first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a, b))
-    for i in sorted(first.keys() & second.keys()):
-        if first[i] != second[i]:
-            raise UserError(
-                f"vocabularies differ: token {i} is {first[i]!r} in the target and {second[i]!r} "
-                "in the draft; use a draft model with the target's tokenizer"
-            )
 
 
 def byte_speller(tokenizer: Any) -> Callable[[int], bytes] | None:
@@ -113,9 +110,12 @@ class StreamingDetokenizer:
 
     def add(self, token: int, mark: str = "") -> str:
         """The text that no later token changes; `mark` is shown for a special token."""
-        text = self._open + (self._waiting() + mark if mark else self._added(token))
         if mark:
+            text = self._waiting() + mark
             self._pending = []
+        else:
+            text = self._added(token)
+        text = self._open + text
         self._open = _OPEN_END.findall(text)[0] if self._clean is cleaned else ""
         return self._clean(text.removesuffix(self._open))
 
@@ -140,9 +140,78 @@ class StreamingDetokenizer:
         known = _spelled(self._tokenizer, self._context)
         return _spelled(self._tokenizer, self._context + self._pending)[len(known) :]
 
-    def peek(self, more: str = "") -> str:
+    def peek(self) -> str:
         """The text held back as it is if no token follows, without half a character."""
-        return self._clean(self._open + self._waiting() + more)
+        return self._clean(self._open + self._waiting())
 
     def finish(self) -> str:
-        return self.peek(self._utf8.decode(b"", final=True))
+        """The text held back once all tokens are known."""
+        return self._clean(self._open + self._waiting() + self._utf8.decode(b"", final=True))
+
+
+class TextWatch:
+    """Reads the text of one row while it grows, up to a stop string.
+
+    Attributes:
+        pieces: for each token read, the text that it released, which later tokens cannot change.
+        rest: the text after the last piece, released by `finish`.
+        stopped: whether a stop string was found.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
+        self._detokenizer = StreamingDetokenizer(tokenizer)
+        self._marks: dict[int, str] = {}  # by token
+        self._stop = set(stop)
+        if stop:
+            marked = list(stop)
+            for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
+                if added.special and any(added.content in text for text in stop):
+                    # Half of a surrogate pair: no tokenizer writes it.
+                    mark = self._marks[token] = chr(0xD800 + len(self._marks))
+                    marked = [text.replace(added.content, mark) for text in marked]
+            self._stop.update(marked)
+        self._hidden = str.maketrans(dict.fromkeys(self._marks.values()))
+        self._held = ""
+        self.pieces: list[str] = []
+        self.rest = ""
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces) + self.rest
+
+    def fork(self) -> TextWatch:
+        other = copy.copy(self)
+        other._detokenizer, other.pieces = self._detokenizer.fork(), list(self.pieces)
+        return other
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """Reads tokens up to the one that completes a stop string; returns their number."""
+        if not self._stop:
+            self.pieces += map(self._detokenizer.add, tokens)
+            return len(tokens)
+        for count, token in enumerate(tokens, 1):
+            self._held += self._detokenizer.add(token, self._marks.get(token, ""))
+            # The held-back text if this token were the last.
+            ending = self._held + self._detokenizer.peek()
+            stops = [index for index in map(ending.find, self._stop) if index >= 0]
+            if stops:
+                self.pieces.append(ending[: min(stops)].translate(self._hidden))
+                self.stopped = True
+                return count
+            certain = len(self._held) - self._beginning()
+            self.pieces.append(self._held[:certain].translate(self._hidden))
+            self._held = self._held[certain:]
+        return len(tokens)
+
+    def finish(self) -> None:
+        if not self.stopped:
+            self.rest = (self._held + self._detokenizer.finish()).translate(self._hidden)
+
+    def _beginning(self) -> int:
+        """The length of the longest suffix of `_held` that may begin a stop string."""
+        longest = max(map(len, self._stop)) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0

@@ -21,14 +21,13 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile
-from typing import Any
 
 from mlx_t5.errors import UserError
-from mlx_t5.settings import FILE_TYPES, POSITIVE, READABLE, SPLITS, SUBTITLES, checked, refusal
-from mlx_t5.text.languages import checked_code, source_language_of
+from mlx_t5.settings import SUBTITLES
+from mlx_t5.text.languages import source_language_of
 from mlx_t5.text.masking import GONE, NAME, REST, mask, unescaped
-from mlx_t5.text.prompts import guessed_prefix_end
-from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentences
+from mlx_t5.text.prompts import DocumentOptions, guessed_prefix_end
+from mlx_t5.text.sentences import LONGEST_SENTENCE, ORDINALS, sentence_spans
 from mlx_t5.text.subtitles import find_words, laid_out, rewrapped, unwrapped
 
 MOST_ACCENTS = 32  # combining accents that stay with their letter if a word is cut
@@ -67,63 +66,6 @@ class Piece:
     stretch: int = 0
 
 
-@dataclass(frozen=True)
-class DocumentOptions:
-    """How texts are cut into pieces, and what is put before them.
-
-    Attributes:
-        split: the unit of text that becomes a piece, one of `SPLITS`.
-        prefix: the task's prefix, for every piece or, if nothing is cut, for every text. If None, a
-            prefix is looked for at the beginning of each text to cut: one of the model's own
-            prefixes, or a language tag of MADLAD-400 such as "<2de>".
-        source_language: code of the text's language, such as "de", which decides where sentences
-            end; "" stands for the language that the prefix names, or English.
-        max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
-            stands for the model's maximum.
-        file_type: ".srt" or ".vtt" for subtitles, of which only the words are decoded; ".txt" for
-            another file; "" for any other text. A file is not searched for a prefix.
-        target_language: code of the language into which texts are translated, with `prefix`.
-
-    Raises:
-        UserError: a value is of the wrong type or out of range.
-    """
-
-    split: str = "none"
-    prefix: str | None = None
-    source_language: str = ""
-    max_source_tokens: int | None = None
-    file_type: str = ""
-    target_language: str = ""
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise refusal("split", self.split, '"sentences", "lines" or "none"')
-        if self.file_type not in ("", *FILE_TYPES):
-            raise refusal("file_type", self.file_type, READABLE)
-        if self.source_language != "":
-            object.__setattr__(self, "source_language", checked_code(self.source_language))
-        if self.max_source_tokens is not None:
-            limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
-            object.__setattr__(self, "max_source_tokens", limit)
-
-
-def split_unit(
-    split: str | None, target_language: str | None, whole: Any, file_type: str = ""
-) -> str:
-    """What becomes a piece, one of `SPLITS`; subtitles and translations are cut unless told.
-
-    Args:
-        split: what the user says, if anything.
-        target_language: the language into which texts are translated, if any.
-        whole: whether several texts per prompt, log-probabilities or a prediction need whole texts.
-        file_type: as in `DocumentOptions`.
-    """
-    if split is not None:
-        return split
-    cut = file_type in SUBTITLES or (target_language and not whole)
-    return "sentences" if cut else "none"
-
-
 class Document:
     """A text and its pieces.
 
@@ -147,7 +89,7 @@ class Document:
         if not isinstance(text, str):
             raise UserError(f"split is {options.split!r}, which needs a text, not token ids")
         self.text, self.prefix, self.start, self.doubtful = text, options.prefix or "", 0, ""
-        mark = int(text.startswith("\ufeff"))  # byte order mark
+        mark = 1 if text.startswith("\ufeff") else 0  # byte order mark
         if options.prefix is None and not options.file_type:
             known = [_MADLAD]
             for prefix in sorted(prefixes, key=len, reverse=True):
@@ -162,7 +104,7 @@ class Document:
         self._split, self._tokens, self._file_type = options.split, tokens, options.file_type
         self._limit = options.max_source_tokens or n_positions
         self._turns: list[Span] | None = None
-        self._newline = "\r\n" if "\r\n" in text else "\n" if "\n" in text else "\r"
+        self._newline = next((end for end in ("\r\n", "\n") if end in text), "\r")
         self._masked = text[: self.start or mark] + mask(text[self.start or mark :])
         if self._file_type in SUBTITLES:
             self._turns, self._cues, self._masked = find_words(text, self._file_type)
@@ -173,8 +115,10 @@ class Document:
 
     def cut(self) -> Iterator[Piece]:
         for n, stretch in enumerate(self._stretches()):
-            split = self._split == "sentences"
-            for unit in sentences(self._masked, *stretch, self._language) if split else [stretch]:
+            units: Iterable[Span] = [stretch]
+            if self._split == "sentences":
+                units = sentence_spans(self._masked, *stretch, self._language)
+            for unit in units:
                 for piece in self._fitting(*unit, n):
                     self.pieces.append(piece)
                     yield piece
@@ -212,6 +156,7 @@ class Document:
             return ""
         while first and self._cues[self.pieces[first - 1].stretch] == cue:
             first -= 1
+        # The pieces of a stretch of words are one turn; the text between two turns stays as it is.
         gaps, turns, end = list[str](), list[tuple[str, str]](), cue[0]
         for _, turn in groupby(range(first, i + 1), lambda n: self.pieces[n].stretch):
             n, *rest = turn

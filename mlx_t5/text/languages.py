@@ -179,8 +179,7 @@ class Translations:
             values = *(name_of(code) for code in codes), *codes
             return self.template.format(**dict(zip(FIELDS, values, strict=True))), language
         if not source and (fits or self.template):
-            needs = f"target_language {target} requires source_language"
-            raise UserError(f"{needs}: the model knows {self}")
+            raise UserError(f"target_language {target} requires source_language; known: {self}")
         pair = f"from {source} to {target}" if source else f"to {target}"
         raise UserError(f"this model does not translate {pair}; it knows {self}")
 

@@ -1,4 +1,4 @@
-"""The prompts of a call as records, with their seeds and predictions; their checked tokens."""
+"""The prompts of a call as records, how texts are cut into several, and their checked tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from itertools import accumulate
 from numbers import Integral, Number
 from typing import Any
 
+from mlx_t5 import settings
 from mlx_t5.errors import UserError
-from mlx_t5.settings import checked, is_listlike, listed, refusal, written
+from mlx_t5.settings import POSITIVE, checked, is_listlike, refusal, to_list, written
 from mlx_t5.text.detokenizer import StreamingDetokenizer
+from mlx_t5.text.languages import checked_code
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
@@ -44,6 +46,63 @@ class Prompt:
     seed: int | None = None
 
 
+@dataclass(frozen=True)
+class DocumentOptions:
+    """How texts are cut into pieces, and what is put before them.
+
+    Attributes:
+        split: the unit of text that becomes a piece, one of `SPLITS`.
+        prefix: the task's prefix, for every piece or, if nothing is cut, for every text. If None, a
+            prefix is looked for at the beginning of each text to cut: one of the model's own
+            prefixes, or a language tag of MADLAD-400 such as "<2de>".
+        source_language: code of the text's language, such as "de", which decides where sentences
+            end; "" stands for the language that the prefix names, or English.
+        max_source_tokens: maximum number of tokens in a prompt, with prefix and end token; None
+            stands for the model's maximum.
+        file_type: ".srt" or ".vtt" for subtitles, of which only the words are decoded; ".txt" for
+            another file; "" for any other text. A file is not searched for a prefix.
+        target_language: code of the language into which texts are translated, with `prefix`.
+
+    Raises:
+        UserError: a value is of the wrong type or out of range.
+    """
+
+    split: str = "none"
+    prefix: str | None = None
+    source_language: str = ""
+    max_source_tokens: int | None = None
+    file_type: str = ""
+    target_language: str = ""
+
+    def __post_init__(self) -> None:
+        if self.split not in settings.SPLITS:
+            raise refusal("split", self.split, '"sentences", "lines" or "none"')
+        if self.file_type not in ("", *settings.FILE_TYPES):
+            raise refusal("file_type", self.file_type, settings.READABLE)
+        if self.source_language != "":
+            object.__setattr__(self, "source_language", checked_code(self.source_language))
+        if self.max_source_tokens is not None:
+            limit = checked("max_source_tokens", self.max_source_tokens, POSITIVE)
+            object.__setattr__(self, "max_source_tokens", limit)
+
+
+def split_unit(
+    split: str | None, target_language: str | None, whole: Any, file_type: str = ""
+) -> str:
+    """What becomes a piece, one of `SPLITS`; subtitles and translations are cut unless told.
+
+    Args:
+        split: what the user says, if anything.
+        target_language: the language into which texts are translated, if any.
+        whole: whether several texts per prompt, log-probabilities or a prediction need whole texts.
+        file_type: as in `DocumentOptions`.
+    """
+    if split is not None:
+        return split
+    cut = file_type in settings.SUBTITLES or (target_language and not whole)
+    return "sentences" if cut else "none"
+
+
 def numbered(prompts: Any) -> Iterator[Prompt]:
     """Texts or token ids as records, read lazily; records and errors are accepted, too."""
     if not is_listlike(prompts):
@@ -57,7 +116,7 @@ def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prom
     sources, single = as_list(prompts)
     predictions = [prediction] * len(sources)
     if prediction is not None and not single:
-        predictions = listed(prediction) or []
+        predictions = to_list(prediction) or []
     if len(predictions) != len(sources):
         expected = f"a list of {len(sources)}, one a prompt, each {PROMPT} or None"
         raise refusal("prediction", prediction, expected)
@@ -66,8 +125,7 @@ def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prom
     else:  # each prompt has the text that it has alone
         seeds, indexes = [checked("seed", own) for own in seed], [0] * len(sources)
     if len(seeds) != len(sources):
-        counts = f"{len(seeds)} seeds for {len(sources)} prompts"
-        raise UserError(f"{counts}; give one seed or one a prompt")
+        raise UserError(f"{len(seeds)} seeds for {len(sources)} prompts; give one seed or one each")
     return list(map(Prompt, sources, indexes, predictions, seeds)), single
 
 
@@ -75,7 +133,7 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
     """The prompts as a list, and whether the argument was a single one (a text or token ids)."""
     if isinstance(prompts, str):
         return [prompts], True
-    items = listed(prompts)
+    items = to_list(prompts)
     if items is None:
         raise refusal(name, prompts, f"{PROMPT}, or a list of those")
     single = bool(items) and isinstance(items[0], Number)
@@ -96,17 +154,18 @@ def token_ids(
             raise UserError(f"a {what} is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
             raise UserError(f"a text {what} needs a tokenizer; this model folder has none")
-        prompt = encode(tokenizer, prompt)
-    ids = listed(prompt)
-    if ids is None:
-        raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
+        ids: list[Any] | None = encode(tokenizer, prompt)
+    else:
+        ids = to_list(prompt)
+        if ids is None:
+            raise UserError(f"a {what} is {written(prompt)}; it must be {PROMPT}")
     if not ids:
         raise UserError(f"a {what} is empty; give at least one token id")
     kinds = set(map(type, ids))  # few types are checked faster than many ids
     wrong = {kind for kind in kinds if kind is bool or not issubclass(kind, Integral)}
     if wrong:
-        bad = next(token for token in ids if type(token) in wrong)
-        raise UserError(f"token id {written(bad)} is no whole number")
+        bad = written(next(token for token in ids if type(token) in wrong))
+        raise UserError(f"token id {bad} is no whole number")
     ids = ids if kinds == {int} else list(map(int, ids))
     if min(ids) < 0 or max(ids) >= vocab_size:
         bad = written(next(token for token in ids if not 0 <= token < vocab_size))

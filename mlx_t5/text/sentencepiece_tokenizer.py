@@ -1,12 +1,7 @@
 """A transformers tokenizer that uses sentencepiece itself to cut text into pieces.
 
-T5 models were trained on sentencepiece's pieces, so a folder's spiece.model is authoritative.
-transformers 5 uses the tokenizers library instead, which is slightly different. That library
-normalizes by grapheme instead of by the longest match, and reads the spelling of a byte token
-("<0xE4>") in a text as that byte. It computes scores in another precision, so it may cut a text
-differently if two ways of cutting have almost equal scores.
-
-Importing transformers is slow, so import this module only to load a tokenizer.
+See backend_tokenizer.py for the reason. Importing transformers is slow, so import this module only
+to load a tokenizer.
 """
 
 from __future__ import annotations
@@ -19,10 +14,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_t5.text.added_tokens import EXTRA, AddedTokens
-from mlx_t5.text.pieces import Pieces
-
-SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+from mlx_t5.text.backend_tokenizer import EXTRA, SPECIAL, AddedTokens, Pieces
 
 
 class SentencePieceTokenizer(PreTrainedTokenizerFast):
@@ -41,14 +33,14 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def __init__(self, vocab_file: str, extra_ids: int = 100, **kwargs: Any):
         kwargs = SPECIAL | kwargs
         kwargs.pop("tokenizer_file", None)
-        self._pieces = Pieces(vocab_file)
-        self._tokenizer = self._pieces.tokenizer(extra_ids)
+        self._pieces = Pieces(vocab_file, extra_ids)
+        self._tokenizer = self._pieces.tokenizer()
         added = AddedTokens(
             {name: kwargs[name] for name in SPECIAL},
             next((list(kwargs.pop(name)) for name in EXTRA if kwargs.get(name)), []),
             kwargs.get("added_tokens_decoder") or {},
         )
-        self._pieces.add_special(added, extra_ids)
+        self._pieces.add_special(added)
         kwargs |= {"added_tokens_decoder": added.by_id, "extra_special_tokens": added.extra}
         super().__init__(vocab_file=vocab_file, extra_ids=extra_ids, **kwargs)
         self._pieces.cut_texts_of(self._tokenizer, str(self.eos_token))

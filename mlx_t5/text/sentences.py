@@ -64,7 +64,7 @@ _INITIAL = re.compile(r"\W*[^\W\d_]\.\W*")  # a sentence of one letter, as in "M
 _INNER = re.compile(r"\.-?[^\W\d_]\.")  # the first dot of "J.-C." and "a.C."
 
 
-def sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
+def sentence_spans(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
     while start < end:
         window = _NO_TEXT.sub(" ", text[start : min(end, start + 2 * LONGEST_SENTENCE)])
         if start + len(window) < end:

@@ -158,7 +158,7 @@ def rewrapped(source: str, answer: str, newline: str = "", longest: int = 0) -> 
 
 def _lines(text: str, least: int, longest: int) -> list[str]:
     """Breaks a text into `least` lines, or more if one would be wider than `longest`."""
-    phrases, words = (_units(unit, _shown(text)) for unit in (_PHRASE, _WORD))
+    phrases, words = (_units(unit, _visible(text)) for unit in (_PHRASE, _WORD))
     count = max(least, len(_line_starts(words, 1, longest)))
     fits = len(phrases) >= count >= len(_line_starts(phrases, 1, longest))
     units = phrases if fits and all(width <= longest for *_, width in phrases) else words
@@ -185,7 +185,7 @@ def _line_starts(units: list[tuple[int, int, int]], count: int, limit: int) -> l
     return starts
 
 
-def _shown(text: str) -> str:
+def _visible(text: str) -> str:
     """A text, as long as before, with what tags (nothing) and references (a character) show."""
     hidden = lambda part: ("x" if part[0][0] == "&" else REST).ljust(len(part[0]), REST)  # noqa: E731
     return _HIDDEN.sub(hidden, text)
@@ -193,6 +193,6 @@ def _shown(text: str) -> str:
 
 def _width(text: str) -> int:
     """Columns of a text on the screen: two for a Chinese character, none for an accent or a tag."""
-    shown = _shown(text).replace(REST, "").replace(GLUE, " ")
+    shown = _visible(text).replace(REST, "").replace(GLUE, " ")
     visible = [char for char in shown if unicodedata.category(char) not in ("Mn", "Me", "Cf")]
     return len(visible) + sum(unicodedata.east_asian_width(char) in "FW" for char in visible)

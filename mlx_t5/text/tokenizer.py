@@ -5,7 +5,7 @@ kinds of folders get a `Tokenizer`, which needs only the tokenizers library and 
 
 The files of the folder decide which tokenizer is used; the first that applies is taken:
 
-    spiece.model     sentencepiece, as in training (sentencepiece_tokenizer.py), unless the
+    spiece.model     sentencepiece, as in training (backend_tokenizer.py), unless the
                      tokenizer.json beside it has other tokens. Then spiece.model is a leftover of
                      the model that the tokenizer was trained from (`train_new_from_iterator`).
     tokenizer.json   the tokenizers library, with each part as it is written. transformers 5 would
@@ -25,18 +25,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_t5.disk import TOKENIZER_FILES
+from mlx_t5.disk import TOKENIZER_FILES, read_object
 from mlx_t5.errors import UserError
-from mlx_t5.text.added_tokens import CLEANS, AddedTokens
 
 if TYPE_CHECKING:
     import tokenizers
 
+    from mlx_t5.text.backend_tokenizer import AddedTokens, Pieces
+
 SPIECE, JSON = "spiece.model", "tokenizer.json"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
-_SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+CLEANS = "clean_up_tokenization_spaces"
 _NO_LIMIT = int(1e30)  # relative positions have no limit, so transformers must not warn of one
-_MOST_SENTINELS = 10_000  # published models have up to 300; a file with more is broken
 # No code of the folder runs, and transformers finds the files in the folder: without the None, it
 # would take paths from tokenizer_config.json.
 _LOCAL: dict[str, Any] = {
@@ -56,13 +56,24 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, added: AddedTokens, make: Callable[[], Any]
+        self,
+        backend: tokenizers.Tokenizer,
+        added: AddedTokens,
+        make: Callable[[], Any],
+        cleans: bool = False,
     ) -> None:
-        """Wraps a tokenizer with added tokens; `make` returns transformers' one of the folder."""
+        """Wraps a tokenizer with added tokens.
+
+        Args:
+            backend: answers until `make` is called.
+            added: the tokens that have been added to it.
+            make: returns transformers' tokenizer of the folder.
+            cleans: whether texts lose spaces, see `detokenizer.cleaned`.
+        """
         names: dict[str, Any] = {name: str(token) for name, token in added.named.items()}
         special = list(dict.fromkeys([*names.values(), *map(str, added.extra)]))
         names |= {f"{name}_id": backend.token_to_id(token) for name, token in names.items()}
-        names |= {"all_special_tokens": special, CLEANS: added.cleans}
+        names |= {"all_special_tokens": special, CLEANS: cleans}
         names |= {"added_tokens_decoder": backend.get_added_tokens_decoder()}
         names |= {"all_special_ids": [backend.token_to_id(token) for token in special]}
         # Not by assignment, which changes transformers' tokenizer.
@@ -138,6 +149,8 @@ class Tokenizer:
 
 def _around(made: Any) -> Tokenizer:
     """A `Tokenizer` whose answers are those of a transformers tokenizer."""
+    from mlx_t5.text.backend_tokenizer import AddedTokens
+
     tokenizer = Tokenizer(made.backend_tokenizer, AddedTokens(), lambda: made)
     assert tokenizer.transformers_tokenizer is made
     return tokenizer
@@ -148,22 +161,29 @@ def load_tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     with _refusing(f"{folder}: cannot load the tokenizer", ": fetch it again"):
         names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", JSON)
-        model, own, special, state = (_read(folder / name) for name in names)
+        model, own, special, state = (read_object(folder / name, default={}) for name in names)
         named = own.get("tokenizer_class") or model.get("tokenizer_class") or _T5_CLASSES[0]
         named = str(named).removesuffix("Fast")
         is_byt5 = named == "ByT5Tokenizer"
         if not is_byt5 and not any((folder / name).is_file() for name in TOKENIZER_FILES):
             return None
         paths = [name for name in ("fast_tokenizer_files", "gguf_file") if own.get(name)]
-        if paths := paths + [name for name in special if name.endswith(("_file", "_files"))]:
+        paths += [name for name in special if name.endswith(("_file", "_files"))]
+        if paths:
             raise ValueError(f"its settings name other files to read: {paths[0]}")
         # Without this variable, transformers would advise the user to install torch.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        spiece, is_t5 = folder / SPIECE, named in _T5_CLASSES
+        is_t5 = named in _T5_CLASSES
+        spiece = folder / SPIECE
         if not spiece.is_file() and not state and is_t5:
             spiece = folder / "tokenizer.model"
-        if spiece.is_file() and (not state or _same_tokens(spiece, state)):
-            return _from_sentencepiece(spiece, own, special, state, 100 if is_t5 else 0)
+        if spiece.is_file():
+            from mlx_t5.text.backend_tokenizer import Pieces  # slow to import
+
+            sentinels = own.get("extra_ids", 100 if is_t5 else 0)
+            pieces = Pieces(str(spiece), sentinels)
+            if not state or pieces.are_in(state["model"]["vocab"]):
+                return _from_sentencepiece(pieces, spiece, sentinels, own, special, state)
         if state:
             return _from_json(folder, own, special, state)
         if is_byt5:
@@ -178,11 +198,25 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def save_tokenizer(tokenizer: Any, source: Path, folder: Path) -> None:
     """Writes tokenizer.json for a tokenizer of other files; the files of a `Tokenizer` suffice."""
-    if getattr(tokenizer, "is_fast", False) and not isinstance(tokenizer, Tokenizer):
+    # The class comes first: asked for `is_fast`, a `Tokenizer` would import transformers.
+    if not isinstance(tokenizer, Tokenizer) and getattr(tokenizer, "is_fast", False):
         tokenizer.backend_tokenizer.save(str(folder / JSON))
         # The names of special tokens are in the class, or were read from other files.
-        own = _read(source / "tokenizer_config.json") | tokenizer.special_tokens_map
+        own = read_object(source / "tokenizer_config.json", default={})
+        own |= tokenizer.special_tokens_map
         (folder / "tokenizer_config.json").write_text(json.dumps(own, indent=2), "utf-8")
+
+
+def same_vocabulary(of_target: Any, of_draft: Any) -> None:
+    """Checks that two tokenizers agree; None is a missing one, and agrees."""
+    if of_target is None or of_draft is None:
+        return
+    tokens = {i: token for token, i in of_target.get_vocab().items()}
+    for token, i in sorted(of_draft.get_vocab().items(), key=lambda entry: entry[1]):
+        if tokens.get(i, token) != token:
+            words = f"{tokens[i]!r} in the target and {token!r} in the draft"
+            cure = "use a draft model with the target's tokenizer"
+            raise UserError(f"vocabularies differ: token {i} is {words}; {cure}")
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -204,29 +238,10 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
         raise UserError(f"{what} ({reason:.200}){cure}") from error
 
 
-def _read(file: Path) -> dict:
-    value = json.loads(file.read_bytes()) if file.exists() else {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{file.name} holds no object")
-    return value
-
-
-def _same_tokens(spiece: Path, state: dict) -> bool:
-    from sentencepiece import SentencePieceProcessor
-
-    processor, vocabulary = SentencePieceProcessor(model_file=str(spiece)), state["model"]["vocab"]
-    pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
-    if isinstance(vocabulary, list):  # unigram
-        return pieces == [piece for piece, _ in vocabulary[: len(pieces)]]
-    return all(vocabulary.get(piece) == i for i, piece in enumerate(pieces))
-
-
-def _from_sentencepiece(file: Path, own: dict, special: dict, state: dict, extra_ids: int) -> Any:
-    from mlx_t5.text.pieces import Pieces
-
-    sentinels = own.get("extra_ids", extra_ids)
-    if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
-        raise ValueError(f"extra_ids is {sentinels!r:.40}")
+def _from_sentencepiece(
+    pieces: Pieces, file: Path, sentinels: int, own: dict, special: dict, state: dict
+) -> Any:
+    from mlx_t5.text.backend_tokenizer import SPECIAL, AddedTokens
 
     def make() -> Any:
         from mlx_t5.text.sentencepiece_tokenizer import SentencePieceTokenizer  # slow to import
@@ -236,23 +251,24 @@ def _from_sentencepiece(file: Path, own: dict, special: dict, state: dict, extra
         made.model_max_length = _NO_LIMIT
         return made
 
-    added = AddedTokens.read(file.parent, own, special, state, _SPECIAL)
+    added = AddedTokens.read(file.parent, own, special, state, SPECIAL)
     if added is None:
         return make()
-    pieces = Pieces(str(file))
-    pieces.add_special(added, sentinels)
-    backend = pieces.tokenizer(sentinels)
+    pieces.add_special(added)
+    backend = pieces.tokenizer()
     added.add_to(backend)
     pieces.cut_texts_of(backend, str(added.named["eos_token"]))
-    return Tokenizer(backend, added, make)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     import tokenizers
 
+    from mlx_t5.text.backend_tokenizer import SPECIAL, AddedTokens, restore_fallback
+
     contents = [token["content"] for token in state.get("added_tokens") or ()]
     names = own.keys() | special.keys()
-    default = {n: t for n, t in _SPECIAL.items() if n not in names and t in contents}
+    default = {n: t for n, t in SPECIAL.items() if n not in names and t in contents}
     unigram = state["model"] if isinstance(state["model"]["vocab"], list) else None
 
     def make() -> Any:
@@ -262,7 +278,7 @@ def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
         files = _LOCAL | {"tokenizer_file": str(folder / JSON)}
         made = PreTrainedTokenizerFast.from_pretrained(folder, **files, **default)
         if unigram:
-            _restore_fallback(made.backend_tokenizer, made.unk_token, unigram)
+            restore_fallback(made.backend_tokenizer, made.unk_token, unigram)
         made.model_max_length = _NO_LIMIT
         return made
 
@@ -274,27 +290,8 @@ def _from_json(folder: Path, own: dict, special: dict, state: dict) -> Any:
     backend.no_padding()
     added.add_to(backend)
     if unigram:
-        _restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
-    return Tokenizer(backend, added, make)
-
-
-def _restore_fallback(backend: tokenizers.Tokenizer, unk_token: str | None, model: dict) -> None:
-    """Restores what transformers 5 loses when it saves a unigram tokenizer.
-
-    It saves id 2 for the unknown token, although token 2 may be another one: an unknown character
-    in a prompt of MADLAD would be the end token. And it does not save that byte tokens spell
-    unknown characters.
-    """
-    from tokenizers import decoders, models
-
-    ids = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
-    spells = "<0x00>" in ids
-    unknown = ids.get(unk_token or "<unk>", model.get("unk_id"))
-    if (unknown, spells) != (model.get("unk_id"), model.get("byte_fallback", False)):
-        vocabulary = [(piece, score) for piece, score in model["vocab"]]
-        backend.model = models.Unigram(vocabulary, unk_id=unknown, byte_fallback=spells)
-    if spells and "ByteFallback" not in repr(backend.decoder):
-        backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
+        restore_fallback(backend, str(added.named.get("unk_token", "<unk>")), unigram)
+    return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 
 def _from_vocabulary(folder: Path, named: str) -> Any:

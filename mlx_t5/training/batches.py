@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlx_t5.backend import mx
-from mlx_t5.grouping import by_length
 from mlx_t5.model import T5
 from mlx_t5.network.cache import source_width
+from mlx_t5.network.encoding import by_length
 from mlx_t5.training.examples import TrainingPair
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.adapter_config import LoraConfig
-from mlx_t5.checkpoints.adapters import save_adapter
+from mlx_t5.checkpoints.adapters import LoraConfig, save_adapter
 from mlx_t5.checkpoints.checkpoint import cast
 from mlx_t5.checkpoints.config import read_config
 from mlx_t5.checkpoints.hub import ADAPTED, source_of

@@ -27,10 +27,9 @@ import numpy as np
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
 from mlx_t5.errors import UserError, reason, shown
-from mlx_t5.grouping import by_length
 from mlx_t5.installation import command
 from mlx_t5.model import T5
-from mlx_t5.network.encoding import encoder_states, make_cache
+from mlx_t5.network.encoding import by_length, encoder_states, make_cache
 from mlx_t5.training.examples import Example
 from mlx_t5.training.loss import LOGITS_AT_ONCE
 

@@ -8,7 +8,7 @@ from peft import LoraConfig as LoraOfPeft
 from peft.tuners.tuners_utils import check_target_module_exists
 
 from adapters import PLAIN
-from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.checkpoints.adapters import LoraConfig
 from mlx_t5.errors import UserError
 
 ENCODER = [f"encoder.block.{i}.layer.0.SelfAttention.{part}" for i in range(3) for part in "qv"]

@@ -14,7 +14,7 @@ import adapters
 import checkpoints
 from checkpoints import TINY, arrays
 from mlx_t5.backend import mx, tree_flatten
-from mlx_t5.checkpoints.adapter_config import OTHERS
+from mlx_t5.checkpoints.adapters import OTHERS
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert

@@ -197,7 +197,7 @@ def test_rules_for_the_text_apply_to_a_vocabulary_of_its_own():
     low = lambda source, seen: TABLE(source, seen) - 99  # noqa: E731
     draft = started(drafter(low, FakeModel(TABLE, V), d2t=OWN))
     settings = [Settings(no_repeat_ngram_size=1, min_tokens=3)]
-    greedily = Sampling.of(settings, Processing.of(settings, [EOS]))
+    greedily = Sampling.of(settings, Processing(settings, [EOS]))
     proposal = draft.propose([[0]], [3], greedily, None)
     assert sorted(proposal.tokens[0].tolist()) == [2, 5, 6]
 

@@ -24,7 +24,8 @@ def mixed(*rows, times=1):
 
 def rules(*rows, eos=(EOS,)):
     """Returns the rules that the texts of rows with the given settings have to follow."""
-    return Processing.of([Settings(**row) for row in rows], eos)
+    settings = [Settings(**row) for row in rows]
+    return Processing(settings, eos) if any(row.processes_logits for row in settings) else None
 
 
 def keys(rows, seed=0):

@@ -150,10 +150,10 @@ def rows(sampling="greedy", numbers=NUMBERS, max_tokens=20, sources=SOURCES, kin
 
 def processed(table, rules):
     """Returns the table of a model whose logits are processed by the rules of the settings."""
-    processing = Processing.of([Settings(**rules)], [EOS])
+    processing = Processing([Settings(**rules)], [EOS])
 
     def new(source, seen):
         logits = mx.array(table(source, seen))[None, None]
         return np.array(processing(History.align([seen]), logits, [1]))[0, 0]
 
-    return lru_cache(maxsize=None)(new) if processing else table
+    return lru_cache(maxsize=None)(new) if rules else table

@@ -9,8 +9,8 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
 
 from mlx_t5.errors import UserError
-from mlx_t5.text.detokenizer import StreamingDetokenizer, decode, same_vocabulary
-from mlx_t5.text.tokenizer import load_tokenizer
+from mlx_t5.text.detokenizer import StreamingDetokenizer, decode
+from mlx_t5.text.tokenizer import load_tokenizer, same_vocabulary
 from tokenizer_folders import CLASSES, JSON, RESAVED, SPIECE, TEXTS
 from words import Words
 

@@ -7,7 +7,7 @@ from fake_model import EOS, FakeModel, drafter
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.errors import UserError
-from mlx_t5.text.stop_strings import TextWatch
+from mlx_t5.text.detokenizer import TextWatch
 from mlx_t5.text.tokenizer import load_tokenizer
 from words import Words
 

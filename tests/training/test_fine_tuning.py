@@ -14,7 +14,7 @@ import transformers
 
 import families
 from mlx_t5.backend import mx, tree_flatten, tree_unflatten
-from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.checkpoints.adapters import LoraConfig
 from mlx_t5.checkpoints.names import tensor_names
 from mlx_t5.convert import convert
 from mlx_t5.model import load

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlx_t5.backend import tree_flatten
-from mlx_t5.checkpoints.adapter_config import LoraConfig
+from mlx_t5.checkpoints.adapters import LoraConfig
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.training import start
