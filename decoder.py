@@ -28,9 +28,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.drafting.adaptive import Adaptive, Plan
@@ -57,9 +55,12 @@ from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, checked
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, check_names, checked
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import DocumentOptions, Prompt, checked_prompts, numbered, split_unit
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._prefetch`
 
@@ -237,6 +238,12 @@ class Engine(Batch):
 class SpeculativeDecoder:
     """Decodes text to text with a target and, if given, a draft.
 
+        decoder = SpeculativeDecoder.from_pretrained("google/flan-t5-xl")
+        result = decoder.generate("translate English to German: I have two cats.", max_tokens=100)
+        print(result.text)
+        for chunk in decoder.stream("summarize: …", temp=0.7, seed=1):
+            print(chunk.text, end="")
+
     Attributes:
         target: the function target(batch_size, settings), which returns the model that verifies
             proposals. In exact decoding, this model is an `ExactTarget` (network/exact.py).
@@ -294,6 +301,15 @@ class SpeculativeDecoder:
             exact_targets(model, self.defaults) if self.exact else lambda *_: model
         )
         self.adaptive: Adaptive | None = None  # made with the first engine, shared by all engines
+
+    def __repr__(self) -> str:
+        models = [f"target {self.model.config.size}"]
+        if self.draft:
+            models.append(f"draft {self.draft.model.config.size}")
+        if self.copy:
+            models.append(type(self.copy).__name__)
+        default = f"num_draft={self.defaults.num_draft!r}, delta={self.defaults.delta:g}"
+        return f"SpeculativeDecoder({', '.join(models)}, {default})"
 
     @classmethod
     def from_pretrained(
@@ -422,10 +438,14 @@ class SpeculativeDecoder:
             max_source_tokens: maximum number of tokens in a piece.
             file_type: ".srt" or ".vtt" for subtitles.
             num_draft: None stands for the number given to the decoder.
-            **settings: other fields of `settings.Settings`.
+            **settings: max_tokens, min_tokens, temp, top_k, top_p, min_p, delta,
+                repetition_penalty, no_repeat_ngram_size, stop, num_beams, length_penalty,
+                early_stopping, num_return_sequences, logits_processors, bad_words_ids,
+                suppress_tokens, forced_bos_token_id, forced_eos_token_id; see `settings.Settings`.
         """
         if num_draft is None:
             num_draft = self.defaults.num_draft
+        check_names(settings)
         values = replace(self.defaults, num_draft=num_draft, **settings)
         seed, num_samples = checked("seed", seed), checked("num_samples", num_samples)
         several = num_samples > 1 or values.num_return_sequences > 1

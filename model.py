@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_t5.backend import ON_CUDA, announce_kernels, cpu_only, mx, nn, tree_flatten
 from mlx_t5.backend.device_memory import wired_limit
@@ -41,6 +41,9 @@ from mlx_t5.network.interface import WeightsRead
 from mlx_t5.network.linear import Derived, Matrix, join_layers, matrices
 from mlx_t5.network.sharing import OF_DRAFT, share, target_of
 from mlx_t5.network.sizes import cache_bytes, encoder_bytes, weights_bytes
+
+if TYPE_CHECKING:  # Python 3.9 lacks it, and is to be refused in one line
+    from typing import TypeAlias
 
 LAYERS_AT_ONCE = 6  # layers between two submissions of the graph to the device
 

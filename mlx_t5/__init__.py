@@ -1,8 +1,10 @@
 """T5 in MLX with speculative decoding; every program imports this package first."""
 
-import sys
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+import sys
+
+TYPE_CHECKING = False  # importing typing would delay the first answer to Ctrl-C
 __version__ = "0.1.0"
 __all__ = ["T5", "SpeculativeDecoder", "__version__", "load"]
 
@@ -11,6 +13,8 @@ if sys.version_info < (3, 10):  # noqa: UP036  (Apple's own python3 is 3.9)
     sys.exit(2)
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from mlx_t5.decoder import SpeculativeDecoder
     from mlx_t5.model import T5, load
 

@@ -3,12 +3,14 @@
 The function is `from mlx_t5.convert import convert`.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from mlx_t5.cli.arguments import run, run_body
-from mlx_t5.cli.convert_options import read_convert_options
+from mlx_t5 import TYPE_CHECKING
+from mlx_t5.starting import start
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from mlx_t5.cli.convert_command import convert as convert
 
 
@@ -22,8 +24,7 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line, by default the process's own; returns the exit status."""
-    interrupted = "interrupted; nothing was written"
-    return run(lambda: run_body("convert", read_convert_options(argv)), interrupted)
+    return start("convert", argv)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,17 @@ def cure(package: str) -> str:
     return " or ".join(ways) or "install this package again, with its requirements"
 
 
+def require_packages(*names: str) -> None:
+    """Ends the process with one line if a package is missing, also in a user's own script."""
+    for name in names:
+        spec = None
+        with contextlib.suppress(ValueError):  # sys.modules has None for it
+            spec = importlib.util.find_spec(name)
+        if spec is None:
+            print(f"error: {name} is not installed; {cure(name)}", file=sys.stderr)
+            sys.exit(2)
+
+
 def become_root_module(name: str) -> None:
     """Makes `mlx_t5.NAME` the module of the checkout's root that a wheel has in the package.
 

@@ -156,7 +156,8 @@ def _default_pair() -> tuple[Path, Path, str]:
         raise UserError(f"the bundled pair is missing in {BUNDLED}; {cure}")
     pair = {DEFAULT_TARGET: target, DEFAULT_DRAFT: draft}
     missing = " and ".join(str(MODELS / name) for name, folder in pair.items() if not folder)
-    return BUNDLED / "target", BUNDLED / "draft", f"the bundled pair: no {missing}"
+    note = "a demonstration pair: it knows two tasks, and few words"
+    return BUNDLED / "target", BUNDLED / "draft", f"{note}; no {missing}"
 
 
 def default_draft(target: str) -> str | None:

@@ -2,13 +2,12 @@
 
 import os
 
-from mlx_t5.cli.arguments import run, run_body
-from mlx_t5.cli.server_options import read_server_options
+from mlx_t5.starting import start
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line, by default the process's own; returns the exit status."""
-    return run(lambda: run_body("server", read_server_options(argv)), interrupted="")
+    return start("server", argv)
 
 
 def run_and_exit() -> None:

@@ -10,7 +10,7 @@ Nothing here imports MLX, so that a command line can check its options before ML
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -307,6 +307,34 @@ SETTINGS: Mapping[str, Setting] = {
         only_with="sampling",
     ),
 }
+
+# The names that mlx-lm and transformers have for what has another name here.
+_SAME = (
+    "p=prompt temperature=temp max_new_tokens=max_tokens min_new_tokens=min_tokens hf_path=model "
+    "num_draft_tokens=num_draft num_assistant_tokens=num_draft assistant_model=draft_model "
+    "model_name_or_path=model train_file=data validation_file=valid output_dir=output "
+    "lr=learning_rate max_steps=iters per_device_train_batch_size=batch_size lora_rank=r rank=r"
+)
+ALIASES = dict(pair.split("=") for pair in _SAME.split())
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """A question that names what was probably meant; "" if nothing is near."""
+    from difflib import get_close_matches  # late, as it is rarely needed
+
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    if ALIASES.get(name) in known:
+        near = [ALIASES[name]]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raises `TypeError` for an argument that is not a setting, as Python does."""
+    names = [field.name for field in fields(Settings)]
+    for name in given:
+        if name not in names:
+            question = did_you_mean(name, [*names, *SETTINGS])
+            raise TypeError(f"got an unexpected keyword argument {name!r}{question}")
 
 
 def check_exact(settings: Settings, width: int) -> None:

@@ -181,6 +181,20 @@ def test_files_that_macos_leaves_in_folders_are_ignored(tiny, tmp_path):
     assert {file.name for file in out.iterdir()} == before
 
 
+@pytest.mark.parametrize("quantize", [False, True])
+def test_size_bits_and_peak_memory_are_told(tiny, tmp_path, capsys, quantize):
+    for file in TOKENIZER_FILES:
+        (tiny / file).unlink(missing_ok=True)
+    path = convert(tiny, tmp_path / "out", quantize=quantize, q_group_size=32 if quantize else None)
+    note, line = capsys.readouterr().err.splitlines()[-2:]
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    told, bits, peak = line.split(" · ")
+    assert told == f"{size / 1e6:.1f} MB" and peak.startswith("peak memory ")
+    bits = float(bits.removesuffix(" bits per weight"))
+    assert 4.5 < bits < 16 if quantize else 16 <= bits < 17, "a file has a header, too"
+    assert note.startswith(f"note: {tiny} has no tokenizer: add its files, or")
+
+
 def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--model", "source", "-q", "--q-bits", "8"]) == 0

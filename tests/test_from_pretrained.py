@@ -136,3 +136,17 @@ def test_folders_are_loaded_by_path_and_by_name(tmp_path, monkeypatch, capsys):
     assert SpeculativeDecoder.from_pretrained("mine", None).draft is None
     with pytest.raises(UserError, match="mine is a folder, and a revision is of a Hub id"):
         load("models/mine", revision="main")
+
+
+def test_a_decoder_and_its_results_are_short_in_a_notebook():
+    decoder = SpeculativeDecoder.from_pretrained("demo/target", "demo/draft+lookup", num_draft=5)
+    sizes = "target t5 of 3 + 3 layers, d_model 256, draft t5 of 2 + 1 layers, d_model 96"
+    expected = f"SpeculativeDecoder({sizes}, SourceCopy, num_draft=5, delta=0)"
+    assert repr(decoder) == expected
+    good, bad = decoder.generate(["fix grammar: She have two cat.", ""], max_tokens=9)
+    assert repr(good).startswith("Result('She has two cats.', 6 tokens, 'stop', ")
+    assert repr(bad).startswith(
+        "Result(None, 0 tokens, 'error', 0 of 0 drafted accepted, error 'a "
+    )
+    good.text = "long " * 1000
+    assert len(repr(good)) < 250

@@ -17,7 +17,7 @@ LIBRARY = "mlx_t5"
 # Imports go down only: a room may import itself and the rooms before it. Types of later rooms are
 # imported under TYPE_CHECKING.
 FLOORS = """
-errors installation | backend timing disk | settings
+errors installation starting | backend timing disk | settings
 text | checkpoints | sampling | network | model
 drafting scoring | engine loading | decoder
 training | serving | cli

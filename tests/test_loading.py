@@ -147,7 +147,7 @@ def test_the_large_pair_is_the_default_once_both_are_converted():
     for missing in ("models/t5-11b and models/t5-small", "models/t5-small"):
         chosen = choose_pair(None, None)
         assert (chosen.target, chosen.draft) == (BUNDLED / "target", BUNDLED / "draft")
-        assert chosen.note.endswith(f" (the bundled pair: no {missing})")
+        assert chosen.note.endswith(f" few words; no {missing})")
         converted("t5-11b")
     converted("t5-small")
     chosen = choose_pair(None, None)

@@ -41,7 +41,7 @@ def test_without_options_the_bundled_pair_translates():
     process = start(stdin=subprocess.DEVNULL, cwd="/")  # works in any folder
     out, err = (stream.decode() for stream in process.communicate())
     assert process.returncode == 0 and out.startswith("Allons au magasin")  # a GPU has bfloat16
-    assert "the bundled pair" in err
+    assert "(a demonstration pair: it knows two tasks, and few words; no models/t5-11b" in err
     assert DEFAULT_PROMPT in err
     assert re.search(r"\d+ tokens in .* tokens/s · acceptance \d+%", err.splitlines()[-1])
 

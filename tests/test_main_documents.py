@@ -155,6 +155,45 @@ def test_an_unknown_language_is_refused(run):
     assert (status, err.count("\n")) == (2, 1) and "source_language is 'german'" in err
 
 
+def test_subtitles_need_a_task_where_the_model_does(run, file, tmp_path):
+    cue = "1\n00:00:01,000 --> 00:00:02,000\nI have two cats.\n"
+    source = file(cue, "talk.srt")
+    status, out, err = run(*MODEL, *source, "--output-file", str(tmp_path / "out.srt"))
+    assert (status, out) == (2, "") and "give --target-language, --task or --prefix (--pref" in err
+    assert os.listdir(tmp_path) == ["talk.srt"]
+    assert run(*MODEL, *source, "--prefix", "")[0] == 0, "without one, because the user says so"
+    for task in (["--task", "translation_en_to_fr"], ["--target-language", "fr"]):
+        assert "J'ai deux chats." in run(*MODEL, *source, *task)[1]
+
+
+def test_a_prefix_that_runs_into_the_text_is_noted_once(run):
+    prompts = ["--prompt", "She have two cat.", "--prompt", "I has a dog."]
+    note = "note: --prefix 'fix grammar:' has no space at its end"
+    assert run(*MODEL, *prompts, "--prefix", "fix grammar:")[2].count(note) == 1
+    for prefix in ("fix grammar: ", "<2fr>", "", "翻译："):
+        assert "has no space" not in run(*MODEL, *prompts, "-m", "2", "--prefix", prefix)[2]
+
+
+@pytest.mark.parametrize("name", ["talk.srt", "two.txt"])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_the_closing_line_counts_the_texts_that_were_cut_off(run, file, name, as_json):
+    cue = (
+        "1\n00:00:01,000 --> 00:00:02,000\nWe have two dogs. "
+        if name == "talk.srt"
+        else "We have two dogs.\n"
+    )
+    source = file(f"{cue}I have two cats and two very good new tools.\n", name)
+    options = [*MODEL, "--prefix", TASK, *source, *as_json]
+    assert "cut off" not in run(*options)[2]
+    assert " · cut off by --max-tokens: 1 · " in run(*options, "-m", "9")[2]
+
+
+def test_the_closing_line_of_a_prompt_says_that_it_was_cut_off(run):
+    prompt = ["--prompt", f"{TASK}I have two cats."]
+    assert " tokens/s · cut off by --max-tokens: 1 · " in run(*MODEL, *prompt, "-m", "3")[2]
+    assert "cut off" not in run(*MODEL, *prompt)[2]
+
+
 # ---- prompts and lines ---------------------------------------------------------------------------
 
 
@@ -221,6 +260,121 @@ def test_a_language_needs_no_prefix_and_cuts_texts_into_sentences(run, file, tmp
     assert (status, [result["stats"]["pieces"] for result in results]) == (0, [1, 1])
     sampled = run(*fr, *file(prompts), "--temp", "1", "--num-samples", "2")
     assert sampled[0] == 0 and len(sampled[1].splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--split", "none"], ["--temp", "1", "--num-samples", "2"]]
+)
+def test_an_empty_line_has_an_empty_translation(run, file, tmp_path, options):
+    letter = file("I have two cats.\n\n \nWe have two dogs.\n\n", "letter.txt")
+    fr = [*MODEL, "--target-language", "fr", *letter, *options]
+    texts = 2 if "2" in options else 1
+    status, out, err = run(*fr)
+    lines = out.splitlines()[::texts]
+    assert (status, len(lines), lines[1:3], lines[4]) == (0, 5, ["", ""], "") and "error" not in err
+    assert lines[::3] == ["J'ai deux chats.", "Nous avons deux chiens."] or texts == 2
+    out = tmp_path / "out.jsonl"
+    assert run(*fr, "--output-file", str(out))[0] == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()][::texts]
+    assert [record["text"] == "" for record in records] == [False, True, True, False, True]
+    whole = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(b"".join(whole[: 3 * texts]))
+    assert "3 of 5 prompts are done" in run(*fr, "--output-file", str(out), "--resume")[2]
+    again = [json.loads(line)["text"] for line in out.read_text().splitlines()]
+    assert again == [json.loads(line)["text"] for line in whole]
+
+
+def test_an_empty_line_of_a_task_names_the_way_out(run, file):
+    letter = file("She have two cat.\n\nI has a dog.\n", "letter.txt")
+    status, out, err = run(*MODEL, "--task", "grammar", *letter)
+    assert (status, len(out.splitlines())) == (2, 3)
+    assert "line 2 is empty; fill it, or give --split sentences or --split lines" in err
+    status, out, _ = run(*MODEL, "--task", "grammar", "--split", "lines", *letter)
+    assert (status, out.splitlines()[:2]) == (0, ["She has two cats.", ""])
+
+
+# ---- several files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """A folder of files to translate, and the arguments that name it and a folder for results."""
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+    files = {
+        "a.txt": "I have two cats.\n\nWe have two dogs.\n",
+        "b.jsonl": '{"prompt": "I have two cats."}\n',
+        "c.srt": cue.format("I have two cats."),
+        "sub/a.txt": "We have two dogs.\n",
+        "picture.png": "x",
+        ".hidden.txt": "x",
+        ".git/x.txt": "x",
+    }
+    for name, text in files.items():
+        path = tmp_path / "letters" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    folder = tmp_path / "letters"
+    return ["--input-file", str(folder), "--output-file", str(folder / "french")]
+
+
+def results_in(folder) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_is_decoded_with_one_load_and_resumed_by_file(run, letters, tmp_path, monkeypatch):
+    load, loads = SpeculativeDecoder.load, []
+
+    def counted(*args, **options):
+        loads.append(args)
+        return load(*args, **options)
+
+    monkeypatch.setattr(SpeculativeDecoder, "load", counted)
+    fr, out = [*MODEL, "--target-language", "fr", *letters], tmp_path / "letters" / "french"
+    status, shown, err = run(*fr)
+    results = results_in(out)
+    assert (status, shown, len(loads)) == (0, "", 1)
+    assert json.loads(results.pop("b.jsonl"))["text"] == "J'ai deux chats."
+    assert results == {
+        "a.txt": "J'ai deux chats.\n\nNous avons deux chiens.\n",
+        "c.srt": "1\n00:00:01,000 --> 00:00:02,000\nJ'ai deux chats.\n",
+        "sub/a.txt": "Nous avons deux chiens.\n",
+    }
+    progress = [line.partition(": ")[0] for line in err.splitlines()[1:]]
+    assert progress == [f"{i} of 4" for i in (1, 2, 3, 4)], "a line for each file"
+    assert run(*fr)[0] == 0 and len(loads) == 2, "a complete folder is replaced"
+    assert run(*fr, "--resume")[0] == 0 and len(loads) == 2, "nothing to do, nothing to load"
+    whole = results_in(out)
+    (out / "c.srt").unlink()
+    (out / "a.txt").write_text("J'ai deux chats.\n")
+    status, _, err = run(*fr)
+    assert status == 2 and "a.txt has 1 of 3 lines, from an interrupted run: --resume" in err
+    status, _, err = run(*fr, "--resume")
+    assert status == 0 and results_in(out) == whole and "1 lines are kept, 1 of 3 prompts" in err
+    (out / "c.srt").unlink()
+    assert "is one of 3 results for 4 files, from an interrupted run" in run(*fr)[2]
+    assert run(*fr, "--overwrite")[0] == 0 and (out / "c.srt").exists()
+
+
+def test_a_failed_file_is_named_at_the_end_and_the_others_are_done(run, file, tmp_path, failing):
+    names = ["bad.srt", "dogs.txt", "cats.txt"]
+    texts = "no subtitles\n", "We have two dogs.\n", "I have two cats.\n"
+    sources = [file(text, name)[1] for text, name in zip(texts, names, strict=True)]
+    options = ["--task", "translation_en_to_fr", "--input-file", *sources[:2]]
+    options += ["--input-file", sources[2], "--output-file", str(tmp_path / "out")]
+    status, _, err = run(*MODEL, *options)
+    assert status == 2 and (tmp_path / "out" / "cats.txt").read_text() == "J'ai deux chats.\n"
+    assert not (tmp_path / "out" / "bad.srt").exists() and "1 of 3: " in err
+    assert err.splitlines()[-1] == f"error: 2 of 3 files have errors: {', '.join(sources[:2])}"
+    assert err.count("target demo/target") == err.count("an .srt file has times") == 1
+    status, _, err = run(*MODEL, *options[2:], "--target-language", "ko", "--overwrite")
+    assert status == 2 and err.count("error: ") == err.count("does not translate to ko") == 1
+
+
+def test_json_results_of_several_files_have_names_of_their_own(run, file, tmp_path):
+    sources = [file("I have two cats.\n", name)[1] for name in ("a.txt", "a.tsv")]
+    options = ["--input-file", *sources, "--output-file", str(tmp_path / "out"), "--embed"]
+    assert run(*MODEL[:2], *options)[0] == 0
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.tsv.jsonl", "a.txt.jsonl"]
 
 
 def test_a_template_names_the_languages_that_the_model_does_not(run):

@@ -1,5 +1,7 @@
 """Tests pipes, bad lines, interruptions, closed streams and odd file names on the command lines."""
 
+import ast
+import importlib
 import json
 import os
 import select
@@ -50,6 +52,71 @@ def test_waiting_for_a_line_does_not_count_as_decoding(run, models, tmp_path, mo
     monkeypatch.setattr(SpeculativeDecoder, "results", results)
     (tmp_path / "in.txt").write_text("x")
     assert "1 tokens in 0.00 s" in run(*models, "--input-file", str(tmp_path / "in.txt"))[2]
+
+
+GRAMMAR, FIXED = "fix grammar: She have two cat.", "She has two cats.\n"
+BUNDLED = ["--model", str(ROOT / "demo/target"), "--dtype", "float32", "--num-draft", "5"]
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Returns `stdin(data)`: makes a pipe standard input, which stays open if `data` is None."""
+    files = []
+
+    def give(data: str | None) -> None:
+        reader, writer = os.pipe()
+        files.append(open(reader))
+        monkeypatch.setattr(sys, "stdin", files[0])
+        if data is None:
+            files.append(open(writer, "w"))
+        else:
+            os.write(writer, data.encode())
+            os.close(writer)
+
+    yield give
+    for file in files:
+        file.close()
+
+
+def test_a_prompt_that_is_piped_in_needs_no_option(run, stdin, tmp_path, monkeypatch):
+    stdin(GRAMMAR + "\n")
+    status, out, err = run(*BUNDLED)
+    assert (status, out) == (0, FIXED) and "prompt:" not in err
+    (tmp_path / "in.txt").write_text(GRAMMAR.removeprefix("fix grammar: "))
+    with open(tmp_path / "in.txt") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert run(*BUNDLED, "--task", "grammar")[1] == FIXED
+        file.seek(0)
+        assert run(*BUNDLED, "--prompt", GRAMMAR)[1] == FIXED and file.buffer.tell() == 0
+        assert run(*BUNDLED, "-m", "9")[0] == 0
+        assert "\nprompt: translate" in run(*BUNDLED, "-m", "3")[2], "the file is at its end"
+
+
+@pytest.mark.parametrize("data", ["", None])
+def test_a_pipe_that_gives_nothing_is_not_waited_for(run, stdin, data):
+    """A silent pipe that stays open would keep the test waiting for ever."""
+    stdin(data)
+    status, out, err = run(*BUNDLED, "-m", "3")
+    assert status == 0 and out and "\nprompt: translate English to French: Let's" in err
+    status, out, err = run(*BUNDLED, "--target-language", "fr")
+    assert (status, out) == (2, "") and err.endswith("require --prompt or --input-file\n")
+    assert run(*BUNDLED, "--prompt", GRAMMAR)[1] == FIXED
+
+
+@pytest.mark.slow
+def test_standard_input_is_left_to_a_loop_and_to_others(tmp_path):
+    """Also /dev/null, a closed descriptor and a silent pipe of another process."""
+    main = f"{shlex.quote(sys.executable)} main.py {shlex.join(BUNDLED)}"
+    (tmp_path / "in.txt").write_text(f"{GRAMMAR}\n" * 3)
+    shell = f'while read -r line; do {main} --prompt "$line"; done <{tmp_path}/in.txt'
+    loop = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, timeout=PATIENCE)
+    assert loop.stdout.decode() == 3 * FIXED
+    for redirected in ("</dev/null", "<&-"):
+        shell = ["sh", "-c", f"{main} -m 3 {redirected}"]
+        done = subprocess.run(shell, cwd=ROOT, capture_output=True, timeout=PATIENCE)
+        assert done.returncode == 0 and b"\nprompt: translate" in done.stderr
+    with start(*BUNDLED, "-m", "3", stdin=subprocess.PIPE) as process:
+        assert process.wait(PATIENCE) == 0 and b"\nprompt: translate" in process.stderr.read()
 
 
 # ---- many prompts --------------------------------------------------------------------------------
@@ -106,6 +173,77 @@ def test_a_bad_line_is_reported_and_other_lines_are_decoded(run, models, tmp_pat
 
 
 # ---- interruption --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """Interrupts decoding after the first result, or the first piece of a document."""
+    results, chunks = SpeculativeDecoder.results, SpeculativeDecoder.chunks
+
+    def interrupted(method):
+        def first(self, *args, **options):
+            yield next(iter(method(self, *args, **options)))
+            raise KeyboardInterrupt
+
+        return first
+
+    monkeypatch.setattr(SpeculativeDecoder, "results", interrupted(results))
+    monkeypatch.setattr(SpeculativeDecoder, "chunks", interrupted(chunks))
+    return monkeypatch
+
+
+def resuming(err: str) -> list[str]:
+    """The arguments of the command that an interrupted run prints last."""
+    words = shlex.split(err.splitlines()[-1])
+    assert words[:5] == ["go", "on", "with:", "python", "main.py"]
+    return words[5:]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.jsonl"])
+def test_ctrl_c_prints_the_command_that_resumes(run, tmp_path, ctrl_c, name):
+    source, out = tmp_path / "the lines.txt", tmp_path / name
+    source.write_text(f"{GRAMMAR}\n" * 3)
+    argv = [*BUNDLED, "--input-file", str(source), "--output-file", str(out)]
+    status, _, err = run(*argv)
+    assert status == 130 and "interrupted: 1 of 3 prompts done" in err
+    command, lines = resuming(err), out.read_text()
+    assert command == [*argv, "--resume"]
+    status, _, err = run(*argv)  # the same again
+    assert (status, out.read_text()) == (2, lines) and err.count("\n") == 1
+    assert err.startswith(f"error: {out} has 1 of 3 lines, from an interrupted run: --resume")
+    assert resuming(run(*command)[2]) == command and len(out.read_text().splitlines()) == 2
+    assert resuming(run(*argv, "--overwrite")[2]) == command
+    assert len(out.read_text().splitlines()) == 1
+    ctrl_c.undo()
+    assert run(*command)[0] == 0 and len(out.read_text().splitlines()) == 3
+    assert run(*argv)[0] == 0, "a complete output is replaced"
+
+
+def test_ctrl_c_among_several_files_resumes_by_file(run, tmp_path, ctrl_c):
+    for name in ("a.txt", "b.srt"):
+        cue = "1\n00:00:01,000 --> 00:00:02,000\n"
+        (tmp_path / name).write_text(
+            f"{cue}She have two cat. I has a dog.\n" if "b" in name else "x"
+        )
+    out = tmp_path / "out"
+    argv = [*BUNDLED, "--task", "grammar", "--input-file", str(tmp_path), "--output-file", str(out)]
+    command = resuming(run(*argv)[2])
+    assert os.listdir(out) == ["a.txt"]
+    assert run(*argv)[0] == 2, "one result for two files"
+    assert resuming(run(*command)[2]) == command and not (out / "b.srt").exists()
+    ctrl_c.undo()
+    assert run(*command)[0] == 0 and "She has two cats." in (out / "b.srt").read_text()
+
+
+def test_a_pipe_s_output_is_replaced_and_text_from_it_cannot_be_resumed(
+    run, tmp_path, stdin, ctrl_c
+):
+    stdin(f"{GRAMMAR}\n" * 3)
+    (tmp_path / "out.txt").write_text("one\n")
+    argv = [*BUNDLED, "--input-file", "-", "--output-file", str(tmp_path / "out.txt")]
+    status, _, err = run(*argv)
+    assert status == 130 and "go on with" not in err
+    assert (tmp_path / "out.txt").read_text() == FIXED
 
 
 @pytest.mark.slow
@@ -190,6 +328,34 @@ def test_a_file_whose_name_is_no_unicode_can_be_named_in_errors(run, models, tmp
         assert json.loads(lines[1])["error"].startswith(f"{tmp_path}/caf\\udce9.jsonl line 2")
 
 
+# ---- the first half second -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["main", "convert", "distill", "finetune", "server"])
+@pytest.mark.parametrize("module", ["mlx_t5.starting", "mlx_t5.cli.arguments"])
+def test_ctrl_c_is_answered_in_one_line_while_modules_are_imported(
+    command, module, tmp_path, monkeypatch, capsys
+):
+    """Before, Python printed where it was, or lost the Ctrl-C."""
+    opened, load = [], importlib.import_module
+
+    def interrupted(name):
+        signal.raise_signal(signal.SIGINT)
+        opened.append(name)
+        return load(name)
+
+    monkeypatch.setattr(f"{module}.import_module", interrupted)
+    out = tmp_path / "out"
+    argv = {"main": ["--prompt", "x"], "convert": ["--model", "x"], "server": ["--port", "0"]}
+    needed = ["--model", "x", "--data", "x", "--output", str(out)]
+    status = importlib.import_module(command).main(argv.get(command, needed))
+    error = "interrupted; nothing was written\n"
+    if module == "mlx_t5.cli.arguments":
+        error = {"main": "interrupted\n", "server": ""}.get(command, error)
+    assert (status, capsys.readouterr().err, len(opened)) == (130, error, 1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 # ---- requirements --------------------------------------------------------------------------------
 
 
@@ -214,3 +380,20 @@ def test_a_missing_package_is_named_with_its_cure(package, argv, requirements):
     assert (done.returncode, done.stdout) == (2, "")
     error = [f"error: {package} is not installed; pip install -r {requirements}"]
     assert [line for line in messages(done.stderr) if not line.startswith("target ")] == error
+
+
+@pytest.mark.parametrize("name", ["decoder", "model", "mlx_t5.decoder"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_script_without_requirements_or_with_an_old_python_gets_one_line(name, old):
+    code, error = f"import {name}", "error: mlx is not installed; pip install -r requirements.txt\n"
+    if old:
+        code = f"import sys, typing; sys.version_info = (3, 9, 6); del typing.TypeAlias; {code}"
+        error = "error: this needs Python 3.10 or later; make .venv with a newer one\n"
+    command = [sys.executable, "-S", "-c", code]  # -S: without any installed package
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
+
+
+def test_what_an_old_python_reads_first_has_its_syntax():
+    for name in ("decoder.py", "model.py", "convert.py", "main.py", "mlx_t5/__init__.py"):
+        ast.parse((ROOT / name).read_text(), feature_version=(3, 9))

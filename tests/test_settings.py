@@ -1,6 +1,7 @@
 """Tests settings: bad values are refused, good values become plain numbers, pages agree."""
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 
 import numpy as np
@@ -117,8 +118,17 @@ def test_stop_strings_and_processors_may_be_any_iterable():
 
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_an_unknown_argument_is_refused_by_the_call(call):
-    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'foo'"):
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'foo'$"):
         getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, foo=1)
+    for other, own in {"max_new_tokens": "max_tokens", "batchsize": "batch_size"}.items():
+        with pytest.raises(TypeError, match=f"argument '{other}'; did you mean {own}\\?"):
+            getattr(SpeculativeDecoder(FakeModel(TABLE, V)), call)(SOURCE, **{other: 1})
+
+
+def test_help_names_every_setting_and_has_an_example():
+    for setting in fields(Settings):
+        assert f"{setting.name}" in SpeculativeDecoder.request.__doc__
+    assert "= SpeculativeDecoder.from_pretrained(" in SpeculativeDecoder.__doc__
 
 
 # ---- effects -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlx_t5.backend.blas import BLAS, REFERENCE_BLAS, hint, load_blas
 from mlx_t5.errors import UserError, log
+from mlx_t5.installation import require_packages
 
 DEVICE = "T5_DEVICE"  # set by the user: cpu or gpu
 REHEARSE = "T5_REHEARSE"  # if set, a CPU uses the code paths of GPUs; see `cpu_only`
@@ -25,6 +26,8 @@ SETTINGS = {
     # MLX would raise an error if it evicted graphs often, although that only costs time.
     "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
 }
+
+require_packages("mlx", "numpy")
 
 # On Linux, MLX would not see the variables, and would keep its own BLAS.
 _too_late = "mlx.core" in sys.modules and sys.platform.startswith("linux")

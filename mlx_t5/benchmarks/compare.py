@@ -18,6 +18,7 @@ from mlx_t5.benchmarks.figures import MEASURED_POSITIONS, figures, pair_costs
 from mlx_t5.benchmarks.subject import Subject, begin, decided, decoding
 from mlx_t5.benchmarks.workload import DRAFT, PROPOSERS, REGULAR, Workload
 from mlx_t5.cli.arguments import Option, at_least, num_draft, setting
+from mlx_t5.drafting.named import split_name
 from mlx_t5.settings import AUTO
 from mlx_t5.timing import interleave
 
@@ -81,6 +82,10 @@ OPTIONS = {
 def run_compare(args: argparse.Namespace, command: str) -> int:
     sets = workload.workloads(args)
     subject, facts = begin(args, command)
+    if subject.draft is None:
+        args.ways = [way for way in args.ways if split_name(way)[0] != DRAFT]
+        if not args.ways or args.wrong:
+            subject.require_draft()
     tables: list[dict] = []
     for temp in args.temp:
         for batch_size in args.batch_size:
@@ -108,7 +113,7 @@ def proposer_tables(
     ways: list[tuple[str, str, int, Any]] = [(way, way, 0, None) for way in args.ways]
     ways += [(f"{DRAFT}, {percent} % wrong,", DRAFT, percent, None) for percent in args.wrong]
     if args.predictions:
-        decoder = subject.decoder(DRAFT)
+        decoder = subject.decoder(DRAFT if subject.draft else REGULAR)
         results = decoder.results(prompts.prompts, decoder.request(max_tokens=args.max_tokens))
         own = [str(result.text) for result in results]
     for percent in args.predictions:
@@ -156,5 +161,6 @@ def proposer_text(table: dict, weights: int) -> str:
         columns = {str(title): itemgetter(title) for title in ("M", *costs.seconds)}
         speed = f"{weights / 1e6:.1f} MB of weights, {weights / costs.seconds[1] / 1e9:.1f} GB/s"
         parts.append(printing.markdown(columns, rows))
-        parts.append(f"c = {costs.c:.3f}; a target pass over one position reads {speed}")
-    return "\n\n".join(parts)
+        parts.append("" if costs.c is None else f"c = {costs.c:.3f}")
+        parts.append(f"A target pass over one position reads {speed}.")
+    return "\n\n".join(filter(None, parts))

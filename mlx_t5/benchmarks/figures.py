@@ -24,17 +24,18 @@ class PairCosts:
     Attributes:
         seconds: the seconds of a target pass over M positions, keyed by M.
         v: the same, relative to a target pass over one position.
-        c: the time of a draft pass, relative to a target pass over one position.
+        c: the time of a draft pass, relative to a target pass over one position; None without a
+            draft.
     """
 
     seconds: dict[int, float]
     v: dict[int, float]
-    c: float
+    c: float | None
 
     def speed_up(self, alpha: float, gamma: int) -> float:
         """Theorem 3.8 of https://arxiv.org/abs/2211.17192, with v(gamma + 1) in place of 1."""
         tokens = sum(alpha**n for n in range(gamma + 1))
-        return tokens / (gamma * self.c + self.v[gamma + 1])
+        return tokens / (gamma * (self.c or 0.0) + self.v[gamma + 1])
 
 
 def pair_costs(
@@ -43,10 +44,11 @@ def pair_costs(
     """Measures the costs of passes over a row whose source is a median prompt; see `ladder`."""
     source = source_length(subject, prompts)
     target = timer(subject.target, source, max(points))
-    passes, draft = ladder(target, points, seconds, needed), drafting(subject.draft, source)
-    of_draft = statistics.median([draft() for _ in range(1 + DRAFT_ROUNDS)][1:])
-    v = {m: s / passes[1] for m, s in passes.items()}
-    return PairCosts(passes, v, of_draft / passes[1])
+    passes, c = ladder(target, points, seconds, needed), None
+    if subject.draft:
+        draft = drafting(subject.draft, source)
+        c = statistics.median([draft() for _ in range(1 + DRAFT_ROUNDS)][1:]) / passes[1]
+    return PairCosts(passes, {m: s / passes[1] for m, s in passes.items()}, c)
 
 
 def source_length(subject: Subject, prompts: Sequence[str]) -> int:

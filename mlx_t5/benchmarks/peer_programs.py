@@ -86,11 +86,11 @@ class Program(ABC):
 class MlxT5(Program):
     """Decodes with this project, and converts the models for the other programs."""
 
-    def __init__(self, model: str, draft_model: str, dtype: str | None):
+    def __init__(self, model: str, draft_model: str | None, dtype: str | None):
         from mlx_t5.benchmarks.subject import Subject
 
-        self.names = (model, draft_model)
         self.subject = Subject.load(model, draft_model, dtype)
+        self.draft = self.subject.require_draft()
         self.decoders: dict[int | str, Any] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -104,13 +104,13 @@ class MlxT5(Program):
         from mlx_t5.checkpoints.hub import locate
         from mlx_t5.training.draft_folder import save_draft
 
-        target, draft = (locate(name) for name in self.names)
-        if self.subject.draft.config.draft_vocab_size:
+        target, draft = (locate(name) for name in self.subject.names)
+        if self.draft.config.draft_vocab_size:
             cause = f"{draft} has a vocabulary of its own, which other programs do not know"
             raise UserError(f"{cause}; give a draft with all tokens")
-        if self.subject.draft.shares_with is not None:  # others cannot read a decoder alone
+        if self.draft.shares_with is not None:  # others cannot read a decoder alone
             full = Path(scratch, "standalone")
-            draft = save_draft(self.subject.draft, target, full, standalone=True)
+            draft = save_draft(self.draft, target, full, standalone=True)
         folders = {"target": target, "draft": draft}
         return [str(hugging_face_folder(f, Path(scratch, name))) for name, f in folders.items()]
 

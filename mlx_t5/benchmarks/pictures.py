@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mlx_t5.settings import AUTO
 
 GRAY = "0.4"
+LETTERS_A_PANEL = 75  # of a caption's line
 Lines = Mapping[str, Sequence[dict]]  # rows of a table, by the label of the line to draw
 
 
@@ -32,7 +34,7 @@ def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path)
     deltas = sorted({row["delta"] for row in rows})
     grid = {d: [row for row in rows if row["delta"] == d] for d in deltas}
     if best:
-        left.plot(best["num_draft"], best["speed_up"].value, "o", color="C3", markersize=12,
+        left.plot(_x(best), best["speed_up"].value, "o", color="C3", markersize=16,
                   fillstyle="none", label="recommended")  # fmt: skip
     _speeds(left, {f"δ = {delta:g}": line for delta, line in grid.items()})
     for name in ("exact_match", "chrf", "exact_match_lossless", "chrf_lossless"):
@@ -52,21 +54,22 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
-    figure.suptitle(title, fontsize=8, color=GRAY)
+    lines = [textwrap.fill(line, LETTERS_A_PANEL * panels) for line in title.splitlines()]
+    figure.suptitle("\n".join(lines), fontsize=8, color=GRAY)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
+    """Draws each line with the ranges of its repeats."""
     stars = []
     for i, (label, rows) in enumerate(lines.items()):
-        fixed = sorted(
-            (r["num_draft"], r["speed_up"].value) for r in rows if r["num_draft"] != AUTO
-        )
-        axes.plot(*zip((0, 1), *fixed, strict=True), "o-", color=f"C{i}", label=label, markersize=4)
+        fixed = sorted((row for row in rows if row["num_draft"] != AUTO), key=_x)
+        _with_ranges(axes, fixed, "o-", color=f"C{i}", label=label, markersize=4)
+        if fixed:
+            axes.plot([0, _x(fixed[0])], [1, fixed[0]["speed_up"].value], color=f"C{i}")
         stars += [(row, f"C{i}") for row in rows if row["num_draft"] == AUTO]
     for row, color in stars:
-        axes.plot(_mean(row["steps_by_length"]), row["speed_up"].value, "*", color=color,
-                  markersize=14, markeredgecolor="k")  # fmt: skip
+        _with_ranges(axes, [row], "*", color=color, markersize=14, markeredgecolor="k")
     if stars:
         axes.plot([], [], "*", color="w", markersize=12, markeredgecolor="k", label=AUTO)
     axes.axhline(1, color=GRAY, linewidth=0.8)
@@ -75,5 +78,17 @@ def _speeds(axes: Any, lines: Lines) -> None:
     axes.grid(color="0.9", linewidth=0.6)
 
 
-def _mean(steps: Sequence[float]) -> float:
+def _with_ranges(axes: Any, rows: Sequence[dict], form: str, **style: Any) -> None:
+    speeds = [row["speed_up"] for row in rows]
+    below = [speed.value - speed.low for speed in speeds]
+    above = [speed.high - speed.value for speed in speeds]
+    values = [speed.value for speed in speeds]
+    axes.errorbar([*map(_x, rows)], values, [below, above], fmt=form, capsize=3, **style)
+
+
+def _x(row: dict) -> float:
+    """The number of proposals; their mean in a step for `auto`."""
+    steps = row["steps_by_length"]
+    if row["num_draft"] != AUTO:
+        return row["num_draft"]
     return sum(n * count for n, count in enumerate(steps)) / max(sum(steps), 1)

@@ -134,7 +134,7 @@ def run_report(args: argparse.Namespace, command: str) -> int:
         "environment": machine.environment(machine.dtype_of(subject.target)),
         "hardware": machine.hardware(),
         "target": shape(subject.target, target),
-        "draft": shape(subject.draft, draft),
+        "draft": shape(subject.require_draft(), draft),
         "num_draft": num_draft,
         **measured(subject, prompts, num_draft, args.seconds),
     }

@@ -18,27 +18,39 @@ from mlx_t5.drafting.named import make_drafter, split_name
 from mlx_t5.drafting.proposals import Proposal
 from mlx_t5.engine.rows import Result, total
 from mlx_t5.errors import UserError
+from mlx_t5.loading import choose_pair
 from mlx_t5.model import T5, load
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.sampling.draws import one_hot
+from mlx_t5.settings import NONE
 from mlx_t5.text.tokenizer import same_vocabulary
 
 
 @dataclass
 class Subject:
     target: T5
-    draft: T5
+    draft: T5 | None
     tokenizer: Any
+    names: tuple[str, str]  # of the folders; `NONE` without a draft
 
     @classmethod
-    def load(cls, model: str, draft_model: str, dtype: str | None) -> Subject:
-        target, tokenizer = load(model, dtype)
-        draft, draft_tokenizer = load(draft_model, dtype, shared_with=target)
+    def load(cls, model: str, draft_model: str | None, dtype: str | None) -> Subject:
+        """Loads a pair; without a name for the draft, the target's default draft, if any."""
+        pair = choose_pair(model, draft_model)
+        target, tokenizer = load(pair.target, dtype)
         if tokenizer is None:
             raise UserError(f"{model} has no tokenizer, and prompts are texts; add its files")
-        same_vocabulary(tokenizer, draft_tokenizer)
-        compile_at_once(target, draft)
-        return cls(target, draft, tokenizer)
+        draft = None
+        if pair.draft:
+            draft, draft_tokenizer = load(pair.draft, dtype, shared_with=target)
+            same_vocabulary(tokenizer, draft_tokenizer)
+        compile_at_once(*filter(None, (target, draft)))
+        return cls(target, draft, tokenizer, (str(pair.target), str(pair.draft or NONE)))
+
+    def require_draft(self) -> T5:
+        if self.draft is None:
+            raise UserError("this needs a draft: name one with --draft-model, or a way without it")
+        return self.draft
 
     def decoder(
         self,
@@ -51,9 +63,9 @@ class Subject:
         name, drafter = split_name(proposer)
         draft = None
         if name == DRAFT:
-            draft = DraftModel(self.draft, self.target)
+            draft = DraftModel(self.require_draft(), self.target)
             if wrong:
-                draft = WorsenedDraft(self.draft, self.target, wrong)
+                draft = WorsenedDraft(draft.model, self.target, wrong)
         copy = make_drafter(drafter, self.tokenizer) if drafter else None
         pair = self.target, draft, self.tokenizer
         return SpeculativeDecoder(*pair, num_draft or None, delta, copy=copy, exact=exact)
@@ -85,6 +97,7 @@ class WorsenedDraft(DraftModel):
 def begin(args: argparse.Namespace, command: str, **more: Any) -> tuple[Subject, dict[str, Any]]:
     printing.check_writable(args.json)
     subject = Subject.load(args.model, args.draft_model, args.dtype)
+    _, args.draft_model = subject.names
     facts = machine.environment(machine.dtype_of(subject.target))
     print(printing.header(facts, command, **header_fields(args), **more))
     return subject, facts

@@ -20,16 +20,16 @@ from mlx_t5.benchmarks import pictures, printing, workload
 from mlx_t5.benchmarks.figures import figures
 from mlx_t5.benchmarks.subject import Subject, begin, decided, decoding
 from mlx_t5.benchmarks.workload import DRAFT, REGULAR, Workload
-from mlx_t5.cli.arguments import Option, at_least, between, setting
+from mlx_t5.cli.arguments import Option, at_least, between, num_draft, setting
 from mlx_t5.drafting.named import DRAFTERS
+from mlx_t5.settings import AUTO, NONE
 from mlx_t5.timing import interleave
-from mlx_t5.training.evaluation import chrf
+from mlx_t5.training.evaluation import NEAR, NOT_FASTER, chrf, is_reliable
 
 if TYPE_CHECKING:
     from mlx_t5.decoder import SpeculativeDecoder
 
-Setting = tuple[float, int]  # delta, number of proposals
-NEAR = 0.02  # speeds that differ by less than this share count as equal
+Setting = tuple[float, int | str]  # delta, number of proposals
 
 
 def points(name: str) -> Callable[[dict], str]:
@@ -51,10 +51,9 @@ COLUMNS: printing.Columns = {
 OPTIONS = {
     **workload.MODELS,
     **workload.prompts(6, workload.MIXED),
-    "num_draft": Option(
-        "numbers of proposals per step",
-        (1, 2, 3, 4, 5, 6, 8),
-        at_least(1),
+    "num_draft": num_draft(
+        help="numbers of proposals per step, or auto",
+        default=(1, 2, 3, 4, 5, 6, 8, AUTO),
         several=True,
         group="the grid",
     ),
@@ -91,8 +90,11 @@ def run_sweep(args: argparse.Namespace, command: str) -> int:
     prompts = workload.chosen(args.task, args.prompts, args.count)
     quality_prompts = workload.chosen(args.task, args.prompts, args.quality_count)
     count = len(quality_prompts.prompts)
+    if args.way in DRAFTERS:
+        args.draft_model = NONE
     subject, facts = begin(args, command, judged=count)
-    settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in sorted(set(args.num_draft))]
+    numbers = sorted(set(args.num_draft), key=_proposals)
+    settings = [(d, n) for d in sorted({0.0, *args.delta}) for n in numbers]
     rows, regular = timings(subject, prompts, settings, args)
     how = args.way, args.quality_batch, args.max_tokens
     qualities = quality_of(subject, quality_prompts, settings, *how)
@@ -157,32 +159,44 @@ def exact_match(texts: Sequence[str], right: Sequence[str]) -> float:
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:
-    """The fastest setting that loses at most `tolerance` points of quality; None if none is faster.
+    """The fastest setting that loses at most `tolerance` points of quality.
 
-    Noise must not select a greater delta. So a greater delta must be better by more than `NEAR` in
-    two ways. It must yield more tokens per pass of the target with the same number of proposals.
+    None if none is reliably faster than regular decoding, judged as distill.py judges. Noise must
+    not select a greater delta either. So a greater delta must be better by more than `NEAR` in two
+    ways. It must yield more tokens per pass of the target with the same number of proposals.
     Even the slowest repeat of its best setting must be faster than the smaller delta's best one.
     """
     names = measures(rows)
     lossless = next(row for row in rows if row["delta"] == 0)
     allowed = [
-        row for row in rows if all(row[name] >= lossless[name] - tolerance for name in names)
+        row
+        for row in rows
+        if all(row[name] >= lossless[name] - tolerance for name in names)
+        and is_reliable(row["speed_up"], row["tokens_per_call"])
     ]
-    best = _fastest([row for row in allowed if row["delta"] == 0])
-    for delta in sorted({row["delta"] for row in allowed} - {0}):
+    best = None
+    for delta in sorted({row["delta"] for row in allowed}):
         other = _fastest([row for row in allowed if row["delta"] == delta])
+        if best is None:
+            best = other
+            continue
         same = best["delta"], other["num_draft"]
         before = next(row for row in rows if (row["delta"], row["num_draft"]) == same)
         more = other["tokens_per_call"] > (1 + NEAR) * before["tokens_per_call"]
         if more and other["speed_up"].low > (1 + NEAR) * best["speed_up"].value:
             best = other
-    return best if best["speed_up"].value > 1 else None
+    return best
 
 
 def _fastest(rows: Sequence[dict]) -> dict:
     fastest = max(row["speed_up"].value for row in rows)
     near = [row for row in rows if row["speed_up"].value >= (1 - NEAR) * fastest]
-    return min(near, key=lambda row: row["num_draft"])
+    return min(near, key=lambda row: _proposals(row["num_draft"]))
+
+
+def _proposals(num_draft: int | str) -> int:
+    """For sorting: auto, which needs no option, comes first."""
+    return num_draft if isinstance(num_draft, int) else 0
 
 
 def measures(rows: Sequence[dict]) -> tuple[str, str]:
@@ -198,8 +212,9 @@ def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
         f"lossless: {_setting(exact)}\n"
         f"recommended: {_setting(best)}\n"
         f"Recommended is the fastest setting whose exact match and chrF against {against} are at "
-        f"most {tolerance:g} points below those of delta 0, on {count} prompts. Among settings "
-        f"within {NEAR:.0%} of the fastest, the fewest proposals are preferred. A greater delta is "
+        f"most {tolerance:g} points below those of delta 0, on {count} prompts, and whose slowest "
+        f"repeat is faster than regular decoding. Among settings within {NEAR:.0%} of the fastest, "
+        "auto is preferred, then the fewest proposals. A greater delta is "
         f"recommended only if, with the same number of proposals, a target call yields "
         f"{NEAR:.0%} more tokens, and even the slowest repeat with the greater delta is "
         f"{NEAR:.0%} faster than the best setting with a smaller delta."
@@ -208,6 +223,6 @@ def explain(rows: Sequence[dict], tolerance: float, count: int) -> str:
 
 def _setting(row: dict | None) -> str:
     if row is None:
-        return "--regular-decode; no setting of this grid is faster"
+        return NOT_FASTER.format("--regular-decode: no setting of this grid")
     delta = f"--delta {row['delta']:g} " if row["delta"] else ""
-    return f"{delta}--num-draft {row['num_draft']}, {row['speed_up']} times regular decoding"
+    return f"{delta}--num-draft {row['num_draft']}, {row['speed_up']} times as fast"

@@ -50,7 +50,10 @@ class Workload:
 MODEL = Option(
     "the target", str(BUNDLED / "target"), metavar="NAME", shown="the bundled one", group="models"
 )
-DRAFT_MODEL = MODEL.but(help="the draft", default=str(BUNDLED / "draft"))
+DRAFT_MODEL = MODEL.but(
+    help="the draft; none: measure without one (default: the target's default draft, if any)",
+    default=None,
+)
 MODELS = {
     "model": MODEL,
     "draft_model": DRAFT_MODEL,
@@ -91,7 +94,8 @@ def measuring(repeats: int) -> dict[str, Option]:
 
 def header_fields(args: argparse.Namespace) -> dict[str, Any]:
     here = os.path.join(os.getcwd(), "")
-    names = args.model.removeprefix(here), args.draft_model.removeprefix(here)
+    draft = args.draft_model or "its default"
+    names = args.model.removeprefix(here), draft.removeprefix(here)
     tasks = " and ".join([args.task] if isinstance(args.task, str) else dict.fromkeys(args.task))
     prompts = f"{args.count} of {args.prompts or tasks}"
     models = {"target": names[0], "draft": names[1]}

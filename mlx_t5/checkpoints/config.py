@@ -152,6 +152,12 @@ class T5Config:
         return (self.eos_token_id, *self.more_eos_token_ids)
 
     @property
+    def size(self) -> str:
+        """The model's shape in words."""
+        layers = f"{self.num_layers} + {self.num_decoder_layers} layers"
+        return f"{self.model_type} of {layers}, d_model {self.d_model}"
+
+    @property
     def task_prefixes(self) -> list[str]:
         """The prefixes of the model's tasks; a document may begin with one."""
         return [prefix for _, prefix in self.tasks]

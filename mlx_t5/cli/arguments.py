@@ -10,6 +10,8 @@ import contextlib
 import io
 import math
 import os
+import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +20,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
+from mlx_t5 import settings
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
 from mlx_t5.settings import AUTO, DTYPES, LARGEST_COUNT, NONE, SETTINGS, Range, written
+from mlx_t5.starting import interrupts_deferred
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -42,10 +46,11 @@ class Parser(argparse.ArgumentParser):
             options["prog"] = command(name)
             lines = [f"{options['prog']} {example}".rstrip() for example in examples]
             options["epilog"] = "\n  ".join(["examples:", *lines])
-        options["description"] = textwrap.fill(options.get("description", ""), 79)
+        width = max(shutil.get_terminal_size().columns - 2, 20)
+        options["description"] = textwrap.fill(options.get("description", ""), width)
         options.setdefault("usage", f"%(prog)s {needs} [options]".replace("  ", " "))
         raw = argparse.RawDescriptionHelpFormatter  # keeps the examples' line breaks
-        layout = partial(raw, max_help_position=28, width=79)
+        layout = partial(raw, max_help_position=28, width=width)
         # No abbreviations, so that new options never change the meaning of a script.
         super().__init__(allow_abbrev=False, formatter_class=layout, **options)
 
@@ -54,10 +59,27 @@ class Parser(argparse.ArgumentParser):
         add_options(self, options)
         return vars(self.parse_args(argv))
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Takes other programs' names of options, too; refuses what it does not know."""
+        words = sys.argv[1:] if args is None else list(args)
+        known = self._option_string_actions
+        for i, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            plain = name.lstrip("-").replace("-", "_")
+            other = option_of(settings.ALIASES.get(plain, plain))
+            if name not in known and name.startswith("-") and other in known:
+                words[i] = f"{other}{equals}{value}"
+        result, rest = super().parse_known_args(words, namespace)
+        if rest:
+            unknown = rest[0].partition("=")[0]
+            cure = settings.did_you_mean(unknown, known) or "; see --help"
+            if not unknown.startswith("-") and "--prompt" in known:
+                cure = f"; did you mean --prompt {shlex.quote(rest[0])}?"
+            self.error(f"unrecognized arguments: {' '.join(rest)}{cure}")
+        return result, rest
+
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.removeprefix("argument ").split())
-        if message.startswith("unrecognized"):
-            message += "; see --help"
         self.exit(BAD_INPUT, f"error: {message}\n")
 
 
@@ -78,21 +100,37 @@ def run(work: Callable[[], int], interrupted: str = "interrupted") -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except ImportError as error:
-        message = not_installed(error)
-    except (UserError, OSError) as error:
-        message = str(error) if isinstance(error, UserError) else reason(error)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        message = message_of(error)
+        if message is None:
             raise
-        message = NO_MEMORY
     log(f"error: {message}")
     return BAD_INPUT
 
 
+def message_of(error: Exception) -> str | None:
+    """The line that a user reads; None for an error of the program itself."""
+    if isinstance(error, ImportError):
+        return not_installed(error)
+    if is_out_of_memory(error):
+        return NO_MEMORY
+    if isinstance(error, OSError):
+        return reason(error)
+    return str(error) if isinstance(error, UserError) else None
+
+
+def run_command(
+    name: str, read: Callable[[Any], Any], interrupted: str, argv: Sequence[str] | None
+) -> int:
+    """Runs a command whose options `read` parses and checks; the rest is as in `run`."""
+    return run(lambda: run_body(name, read(argv)), interrupted)
+
+
 def run_body(name: str, options: Any) -> int:
     """Runs a command's body, which is imported only now because it imports MLX."""
-    return import_module(f"mlx_t5.cli.{name}_command").run(options)
+    with interrupts_deferred():
+        body = import_module(f"mlx_t5.cli.{name}_command")
+    return body.run(options)
 
 
 def not_installed(error: ImportError) -> str:
@@ -101,6 +139,12 @@ def not_installed(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and package:
         cause = f"{package} is not installed"
     return f"{cause}; {cure(package)}"
+
+
+def resuming_command(name: str, argv: Sequence[str]) -> str:
+    """The command line to type after Ctrl-C."""
+    words = [word for word in argv if word not in ("--resume", "--overwrite")]
+    return f"{command(name)} {shlex.join([*words, '--resume'])}"
 
 
 def open_streams() -> None:
@@ -116,22 +160,18 @@ def open_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def within(allowed: Range) -> Callable[[str], Any]:
-    """An argparse type that accepts the values of a range."""
-
-    def parse(text: str) -> Any:
-        value: Any = text
-        with contextlib.suppress(ValueError):
-            value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
-        fitting = allowed.fit(value)
-        if fitting is None:
-            expected = allowed.expected
-            if allowed.kind is bool:  # written in lower case, unlike in Python
-                expected = " or ".join([*FLAGS, *allowed.besides])
-            raise argparse.ArgumentTypeError(f"{expected}, not {written(text)}")
-        return fitting
-
-    return parse
+def within(allowed: Range, text: str) -> Any:
+    """What a text means as a value of a range, for argparse."""
+    value: Any = text
+    with contextlib.suppress(ValueError):
+        value = FLAGS.get(text.lower(), text) if allowed.kind is bool else allowed.kind(text)
+    fitting = allowed.fit(value)
+    if fitting is None:
+        expected = allowed.expected
+        if allowed.kind is bool:  # written in lower case, unlike in Python
+            expected = " or ".join([*FLAGS, *allowed.besides])
+        raise argparse.ArgumentTypeError(f"{expected}, not {written(text)}")
+    return fitting
 
 
 def at_least(least: int, besides: tuple = (), **more: Any) -> Range:
@@ -183,13 +223,13 @@ class Option:
         else:
             choices = [*FLAGS, *self.kind.besides] if self.kind.kind is bool else []
             metavar = f"{{{','.join(choices)}}}" if choices else self.metavar or "N"
-            options = {"type": within(self.kind), "metavar": metavar}
+            options = {"type": partial(within, self.kind), "metavar": metavar}
         if self.several:
             options["nargs"] = "+" if self.several is True else self.several
         if self.several > 1:
             options["metavar"] = tuple(self.metavar.split())
         if self.repeated:
-            options["action"] = "append"
+            options["action"] = "extend" if self.several else "append"
         required, default, help = self.default is REQUIRED, self.default, self.help
         if not (required or default in (None, "", ()) or self.kind is bool):
             shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))

@@ -6,6 +6,7 @@ saved one after the other, so the memory needed does not depend on the number of
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from mlx_t5.checkpoints.quantization import Quantization, Recipe, changes, quant
 from mlx_t5.cli.arguments import DTYPES
 from mlx_t5.cli.uploading import check_repository, conversion_card, upload
 from mlx_t5.disk import absolute
-from mlx_t5.errors import UserError
+from mlx_t5.errors import UserError, log, readable
 from mlx_t5.installation import MODELS
 from mlx_t5.text.languages import checked_template
 from mlx_t5.text.tokenizer import save_tokenizer
@@ -84,6 +85,7 @@ def convert(
             checkpoint is damaged or is not a T5, the adapter cannot be merged, or the disk is full.
             No incomplete output stays at `mlx_path`.
     """
+    mx.reset_peak_memory()
     path = absolute(mlx_path)
     q_options = (q_bits, q_group_size, q_mode, quant_predicate)
     if not quantize and q_options != (None, None, "affine", None):
@@ -126,6 +128,12 @@ def convert(
             raw["quantization"] = raw["quantization_config"] = entry
         writing.write_json(partial / "config.json", raw)
     print(changes(asked, layers, dtype), end="", file=sys.stderr)
+    if checkpoint.tokenizer is None:
+        log(f"note: {folder} has no tokenizer: add its files, or prompts must be token ids")
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    bits = 8 * size / sum(map(math.prod, shapes.values()))
+    peak = readable(mx.get_peak_memory())
+    log(f"{readable(size)} · {bits:.2f} bits per weight · peak memory {peak}")
     return path
 
 
@@ -155,5 +163,8 @@ def _quantized_layers(
         raise UserError(f"{cause}; choose a smaller --q-group-size or another --q-mode")
     requested = [name for name in shapes if recipe.requested(name.removesuffix(".weight"))]
     if odd := len(requested) - len(layers):
-        print(f"{odd} layers do not divide into groups and stay {dtype}", file=sys.stderr)
+        unfit = f"{odd} layers do not divide into groups of {recipe.general.group_size}"
+        fitting = [n for n in requested if n not in layers and shapes[n][-1] % 32 == 0]
+        cure = f"; {len(fitting)} of them would with --q-group-size 32" if fitting else ""
+        log(f"{unfit} and stay {dtype}{cure}")
     return layers

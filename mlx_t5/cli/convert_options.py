@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mlx_t5.checkpoints.recipes import LARGE_VOCABULARY, MODES, PREDICATES
@@ -47,3 +48,8 @@ def read_convert_options(argv: Sequence[str] | None) -> dict[str, Any]:
         needs="--model NAME",
         description="Convert a Hugging Face T5 checkpoint into an MLX model folder.",
     ).given(OPTIONS, argv)
+
+
+main = partial(
+    arguments.run_command, "convert", read_convert_options, "interrupted; nothing was written"
+)

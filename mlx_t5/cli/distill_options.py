@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, setting
-from mlx_t5.cli.training import TrainingOptions
+from mlx_t5.cli.training import TrainingOptions, resumable
 from mlx_t5.drafting.named import split_name
 from mlx_t5.errors import UserError
 from mlx_t5.settings import AUTO, NONE
@@ -71,3 +72,6 @@ def read_distill_options(argv: Sequence[str]) -> DistillOptions:
         if name in (NONE, AUTO) or split_name(name or "")[1]:
             raise UserError(f"{name} is not a folder for --draft-model; choose another name")
     return args
+
+
+main = partial(resumable, "distill", read_distill_options)

@@ -154,8 +154,10 @@ class FineTuning:
         rows = min(args.batch_size, len(self.train))
         copies = ADAM_COPIES if args.optimizer == ADAMW else COPIES
         adapted = 0
-        if not self.full:
-            adapted = int(args.lora_dropout > 0) + (2 if args.fine_tune_type == "dora" else 0)
+        if not self.full and args.lora_dropout > 0:
+            adapted += 1
+        if args.fine_tune_type == "dora":
+            adapted += 2
         model.grad_checkpoint = args.grad_checkpoint
         needed = model, *examples.longest(self.train), rows, copies, adapted
         if estimate(*needed).rows < rows and not args.grad_checkpoint:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import REQUIRED, Parser, at_least, between, option, switch
-from mlx_t5.cli.training import TrainingOptions
+from mlx_t5.cli.training import TrainingOptions, resumable
 from mlx_t5.cli.training_pairs import SUFFIXES
 from mlx_t5.errors import UserError
 from mlx_t5.installation import MODELS, command
@@ -163,3 +164,6 @@ def next_commands(args: FinetuneOptions, prompts: Path, prompt: str) -> list[lis
         [*command("distill").split(), *target, "--data", str(prompts), "--output", draft],
         [*command("server").split(), *target, "--draft-model", draft],
     ]
+
+
+main = partial(resumable, "finetune", read_finetune_options)

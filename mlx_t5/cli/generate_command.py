@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -15,8 +16,8 @@ from tqdm import tqdm
 from mlx_t5 import loading
 from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints import generation_config
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
-from mlx_t5.cli.generate_options import DEFAULT_PROMPT, MainOptions
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, message_of, resuming_command
+from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line, Lines
 from mlx_t5.cli.output import TokenHighlighter, error_of, open_output, summary
 from mlx_t5.cli.resuming import ResumePoint, find_resume_point
@@ -31,8 +32,9 @@ from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 
-def run(given: tuple[MainOptions, Lines]) -> int:
-    options, lines = given
+def run(jobs: Sequence[MainOptions]) -> int:
+    """Decodes each input with the same models; returns the exit status."""
+    options = jobs[0]
     draft = options.draft_model
     searches = options.settings.get("num_beams", 1) > 1  # which has no draft
     if options.regular_decode or searches or not options.writes_text:
@@ -45,34 +47,81 @@ def run(given: tuple[MainOptions, Lines]) -> int:
     if options.task is not None:
         tasks = generation_config.read_tasks(models.target)
         presets.append(generation_config.find_task(tasks, options.task))
-    request = _request(options, presets)
-    done = ResumePoint()
-    if options.resume:
-        texts, path = options.texts_per_prompt, options.output_file or ""
-        text = "text" if options.json else None
-        result = "logprob" if options.score else "embedding" if options.embed else text
-        done = find_resume_point(path, lines, texts, result, lines.count)
-        of_all = f" of {lines.count}" if lines.count else ""
-        kept = f"{done.prompts * texts} lines are kept"
-        log(f"resuming: {kept}, {done.prompts}{of_all} prompts are done")
-        if lines.count == done.prompts > 0:
-            return 0
-    decoder = _load(models, presets, request, options)
-    if options.target_language:
-        target, source = options.target_language, options.source_language
-        prefix, code = decoder.translations.prefix(target, source)
-        document = replace(request.document, prefix=prefix, source_language=code)
-        request = replace(request, document=document)
+    requests = [_request(job, presets) for job in jobs]
+    decoder, language, is_loading, status, failed = None, None, False, 0, list[str]()
+    for job, request in zip(jobs, requests, strict=True):
+        if job.place:
+            job = replace(job)  # its input is closed with it: many files may not be open at once
+        try:
+            done = _resume_point(job) if job.resume else ResumePoint()
+            if done is None:
+                continue
+            if decoder is None:
+                is_loading = True
+                decoder = _load(models, presets, request, job)
+                if job.target_language:
+                    names = job.target_language, job.source_language
+                    language = decoder.translations.prefix(*names)
+                is_loading = False
+            if language:
+                prefix, code = language
+                document = replace(request.document, prefix=prefix, source_language=code)
+                request = replace(request, document=document)
+            status = _decode(decoder, job, request, done)
+        except Exception as error:
+            message = message_of(error)
+            if is_loading or not job.place or message is None:
+                raise  # it does not concern one file of several alone
+            log(f"error: {job.place}{message}")
+            status = BAD_INPUT
+        if status == INTERRUPTED:
+            return INTERRUPTED
+        if status and job.place:
+            failed.append(job.input_file or "")
+    if failed:
+        log(f"error: {len(failed)} of {len(jobs)} files have errors: {', '.join(failed)}")
+        return BAD_INPUT
+    return status
+
+
+def _resume_point(options: MainOptions) -> ResumePoint | None:
+    """What an earlier run has written; None if that is all."""
+    if options.is_output_whole:  # a file among several; it is there if it is complete
+        exists = Path(options.output_file or "").exists()
+        return None if exists else ResumePoint()
+    lines, texts = options.lines, options.texts_per_prompt
+    result = "text" if options.json else None
+    if not options.writes_text:
+        result = "logprob" if options.score else "embedding"
+    done = find_resume_point(options.output_file or "", lines, texts, result, lines.count)
+    of_all = f" of {lines.count}" if lines.count else ""
+    kept = f"{done.prompts * texts} lines are kept"
+    log(f"{options.place}resuming: {kept}, {done.prompts}{of_all} prompts are done")
+    return None if lines.count == done.prompts > 0 else done
+
+
+def _decode(
+    decoder: SpeculativeDecoder, options: MainOptions, request: GenerationRequest, done: ResumePoint
+) -> int:
+    """Decodes one input, and writes its results; returns the exit status."""
+    needs_prefix = decoder.translations.tags or decoder.model.config.tasks
+    if options.file_type and options.is_document and request.document.prefix is None:
+        # Unlike other texts, subtitles do not begin with a prefix of their own.
+        cure = 'give --target-language, --task or --prefix (--prefix "" for none)'
+        if needs_prefix:
+            raise UserError(f"this model needs to know what to do with subtitles; {cure}")
     highlighter = None
     where = sys.stderr if options.json or options.output_file else sys.stdout
     if options.verbose and options.writes_text and TokenHighlighter.suits(where):
         highlighter = TokenHighlighter(decoder.tokenizer)
         log(highlighter.legend)
+    if options.place and options.output_file:
+        Path(options.output_file).parent.mkdir(parents=True, exist_ok=True)
     if request.stream:
-        line = next(lines)  # the only one
+        line = next(options.lines)  # the only one
         note_long(line, request, decoder)
         return write_text(decoder, line, request, options, highlighter)
-    return _write_all(decoder, lines, request, done, highlighter, options)
+    return _write_all(decoder, options.lines, request, done, highlighter, options)
 
 
 def _request(options: MainOptions, presets: list[generation_config.Preset]) -> GenerationRequest:
@@ -122,7 +171,9 @@ def _load(
             notes += [preset.unread_note for preset in presets if preset.unread]
         beams = [preset.beams_note for preset in presets if preset.num_beams > 1]
         notes += beams[-1:] if "num_beams" not in options.settings else []
-    notes += [] if options.prompt or options.input_file else [f"prompt: {DEFAULT_PROMPT}"]
+    prefix = options.prefix or ""
+    if prefix[-1:].isascii() and (prefix[-1:].isalnum() or prefix.endswith(":")):
+        notes.append(f"note: --prefix {prefix!r} has no space at its end, so the text joins it")
     for note in filter(None, notes):
         log(note)
     return decoder
@@ -214,11 +265,16 @@ def _write_all(
                     in_hand.popleft()
                 if of_outcome := getattr(outcome, "stats", None):  # scores and vectors have none
                     stats.add(of_outcome)
+                    if outcome.finish_reason == "length" and not outcome.pieces:
+                        stats.length += 1
                 shown.update()
     except KeyboardInterrupt:
         of_all = f" of {total}" if total else ""
         status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
     seconds = time.perf_counter() - lines.waited - began  # waiting for input is not counted
-    log(interrupted + summary(stats, results, seconds, unit, options.writes_text))
+    sums = summary(stats, results, seconds, unit, options.writes_text)
+    log(options.place + interrupted + sums)
+    if status == INTERRUPTED and options.output_file and (options.is_resumable or options.place):
+        log(f"go on with: {resuming_command('generate', options.argv)}")
     return status

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from mlx_t5 import __version__
-from mlx_t5.cli import arguments
+from mlx_t5.cli import arguments, input
 from mlx_t5.cli.arguments import Option, Parser, at_least, log, option, setting, switch
-from mlx_t5.cli.input import Line, LineReader, Lines, read_document, read_prompts
-from mlx_t5.cli.output import check_output_file
+from mlx_t5.cli.input_files import paired_files
+from mlx_t5.cli.output import ARRAY, check_output_file
+from mlx_t5.cli.resuming import refuse_interrupted
 from mlx_t5.errors import UserError
 from mlx_t5.settings import OF_A_PROMPT, READABLE, SPLITS, SUBTITLES, UNREADABLE, Settings
 from mlx_t5.text.languages import checked_template
@@ -32,12 +35,14 @@ SETTINGS_OPTIONS = {name: setting(name, group=s.group) for name, s in OF_A_PROMP
         group="text",
     ),
 }
-ARRAY = "--output-file FILE.npy"
+OUTPUT_ARRAY = "--output-file FILE.npy"
+OTHER_ARRAYS = (".csv", ".tsv", ".npz", ".parquet", ".pt", ".safetensors")  # not written
+IF_BLANK = "fill it, or give --split sentences or --split lines to decode the file as one text"
 REQUIRES = (
     ("--task", "--prompt", "--input-file"),
     ("--score", "--input-file"),
     ("--normalize", "--embed"),
-    (ARRAY, "--embed"),
+    (OUTPUT_ARRAY, "--embed"),
     ("--source-language", "--split", "--target-language"),
     ("--max-source-tokens", "--split", "--target-language"),
     ("--target-language", "--prompt", "--input-file"),
@@ -45,9 +50,11 @@ REQUIRES = (
     ("--encoding", "--input-file"),
     ("--resume", "--input-file"),
     ("--resume", "--output-file"),
+    ("--overwrite", "--output-file"),
 )
 CONFLICTS = (
     ("--prompt", "--input-file"),
+    ("--resume", "--overwrite"),
     ("--score", "--embed", "--exact", "--split"),
     ("--embed", "--exact", "--split"),
     ("--exact", "--delta", "--num-beams"),
@@ -70,7 +77,11 @@ class MainOptions:
         "may be repeated; -: standard input", metavar="TEXT", repeated=True, group="prompts"
     )
     input_file: str | None = option(
-        'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input', metavar="FILE"
+        'one prompt a line; .jsonl: objects {"prompt": …}; -: standard input; several files, or a '
+        "folder of them, need a folder as --output-file",
+        metavar="FILE",
+        several=True,
+        repeated=True,
     )
     encoding: str = option("the file's encoding, as cp1252 (default: UTF-8)", "", metavar="NAME")
     target_language: str = option(
@@ -103,7 +114,8 @@ class MainOptions:
     output_file: str | None = option(
         "write texts here, one a line; .jsonl: as with --json", metavar="FILE", group="output"
     )
-    resume: bool = switch("continue an incomplete output file")
+    resume: bool = switch("continue an incomplete output file, or a folder with some")
+    overwrite: bool = switch("replace the output even if it is that of an interrupted run")
     json: bool = switch("print JSON objects with tokens and statistics")
     verbose: bool = switch("name the device; on a terminal, color tokens by origin", names="-v")
     score: bool = switch(
@@ -111,11 +123,11 @@ class MainOptions:
     )
     embed: bool = switch("write a vector for each prompt, as JSON lines or into a .npy file")
     normalize: bool = switch("with --embed: scale vectors to length 1")
-
-    @property
-    def writes_text(self) -> bool:
-        """Whether the output consists of texts, not of scores or vectors."""
-        return not (self.score or self.embed)
+    # What is not an option, but follows from them.
+    writes_text: bool = True  # or else scores or vectors
+    file_type: str = ""  # the suffix of subtitles; other files may begin with a prefix
+    place: str = ""  # "2 of 20: NAME: " of a file among several
+    argv: Sequence[str] = ()  # the command line
 
     @property
     def texts_per_prompt(self) -> int:
@@ -142,15 +154,52 @@ class MainOptions:
         return whole and (path.is_file() or not path.exists())  # not a pipe or a device
 
     @property
-    def file_type(self) -> str:
-        """The suffix of subtitles; "" for a plain text, which may begin with a prefix."""
-        return suffix if (suffix := Path(self.input_file or "").suffix.lower()) in SUBTITLES else ""
+    def is_resumable(self) -> bool:
+        """Whether --resume can continue the output file."""
+        pipe = self.input_file == "-" or Path(self.input_file or "").is_fifo()
+        # A pipe's prompts may have changed; JSON lines have them.
+        return bool(self.input_file) and not self.is_output_whole and (self.json or not pipe)
+
+    @cached_property
+    def lines(self) -> input.Lines:
+        """The prompts; the first use opens the input, and raises `UserError` if that is bad."""
+        if not self.input_file:
+            if not self.prompt:
+                return input.Lines(_piped_or_demo(self), 1)
+            lines = input.read_prompts(self.prompt, self.unit == "none", blank=self.embed)
+            return input.Lines(lines, len(lines))
+        if self.is_document:
+            text = input.read_document(self.input_file, self.file_type, self.encoding)
+            return input.Lines([input.Line(text)], 1)
+        if self.input_file == "-" and sys.stdin.isatty():
+            log("type one line per prompt; Ctrl-D ends the input")
+        translates = bool(self.target_language)  # then an empty line has an empty translation
+        return input.LineReader(
+            self.input_file,
+            targets=self.score,
+            optional="prediction" if self.writes_text and not self.regular_decode else "",
+            blank=self.embed or translates,
+            trailing=translates,
+            encoding=self.encoding,
+            if_blank=IF_BLANK,
+        ).lines()
 
 
-def read_options(argv: Sequence[str] | None) -> MainOptions:
+def _piped_or_demo(options: MainOptions) -> Iterator[input.Line]:
+    """The prompt that waits on standard input once the models are loaded, or the default one."""
+    if input.is_piped():
+        yield from input.read_prompts(["-"], options.unit == "none", blank=options.embed)
+        return
+    if options.task or options.target_language:
+        raise UserError("--task and --target-language require --prompt or --input-file")
+    log(f"prompt: {DEFAULT_PROMPT}")
+    yield input.Line(DEFAULT_PROMPT)
+
+
+def read_options(argv: Sequence[str]) -> list[MainOptions]:
     """Parses and checks the command line, before anything is read or loaded.
 
-    An output file named *.jsonl implies --json.
+    An output file named *.jsonl implies --json. There is an element for each input file.
     """
     declared = arguments.options_of(MainOptions)
     parser = Parser(
@@ -162,13 +211,37 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
     )
     parser.add_argument("--version", action="version", version=__version__)
     given = parser.given(declared, argv)
-    input_file, output_file = given.get("input_file"), given.get("output_file") or ""
-    suffix = Path(input_file or "").suffix.lower()
-    array = {"output_file": "FILE.npy"} if output_file.endswith(".npy") else {}
+    given["argv"] = argv
+    given["writes_text"] = not (given.get("score") or given.get("embed"))
+    inputs, output = given.pop("input_file", []), given.get("output_file")
+    pairs: Sequence[tuple[str | None, str | None]] = [(inputs[0] if inputs else None, output)]
+    several = len(inputs) > 1 or any(map(os.path.isdir, inputs))
+    if several:
+        as_json = any(given.get(name) for name in ("json", "score", "embed"))
+        pairs = paired_files(inputs, output or "", as_json)
+    jobs = []
+    for number, (file, result) in enumerate(pairs, 1):
+        place = f"{number} of {len(pairs)}: {file}: " if several else ""
+        of_file = {"input_file": file, "output_file": result, "place": place}
+        jobs.append(_checked_options(declared, given | of_file))
+    return jobs
+
+
+def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> MainOptions:
+    """The options for one input file, or for prompts."""
+    input_file, output_file = given["input_file"], given.get("output_file") or ""
+    suffix, kind = (Path(name or "").suffix.lower() for name in (input_file, output_file))
+    checked = {name: value for name, value in given.items() if name in declared}
+    if suffix in SUBTITLES:
+        given["file_type"] = suffix
+        checked.setdefault("split", "sentences")
+    if not (input_file or given.get("prompt")) and input.may_be_piped():
+        checked["prompt"] = ["-"]
+    if kind == ARRAY:
+        checked["output_file"] = "FILE.npy"
     # The predictions of JSON lines need no draft.
-    conflicts = CONFLICTS if (input_file or "").endswith(".jsonl") else (*CONFLICTS, WITHOUT_DRAFT)
-    implied = {"split": "sentences"} if suffix in SUBTITLES else {}
-    arguments.refuse(declared, implied | given | array, REQUIRES, conflicts)
+    conflicts = CONFLICTS if suffix == ".jsonl" else (*CONFLICTS, WITHOUT_DRAFT)
+    arguments.refuse(declared, checked, REQUIRES, conflicts)
     settings = {name: given.pop(name) for name in SETTINGS_OPTIONS if name in given}
     Settings(**settings)
     given["json"] = given.get("json", False) or output_file.endswith(".jsonl")
@@ -183,32 +256,29 @@ def read_options(argv: Sequence[str] | None) -> MainOptions:
         checked_template(options.translation_prefix)
     if suffix in UNREADABLE and (options.target_language or options.split not in (None, "none")):
         raise UserError(f"{suffix} files cannot be split or translated; convert them to {READABLE}")
-    if options.resume and options.is_output_whole:
-        raise UserError("--resume cannot continue a document or an array; use JSON lines")
-    pipe = input_file == "-" or Path(input_file or "").is_fifo()
-    if options.resume and pipe and not options.json:  # a pipe's prompts may have changed
+    if kind in SUBTITLES and (kind != suffix or options.json or not options.writes_text):
+        cure = "end it as the input does, or in .txt or .jsonl"
+        raise UserError(f"{output_file} would not hold {kind[1:]} subtitles; {cure}")
+    if options.embed and kind in OTHER_ARRAYS:
+        raise UserError(f"vectors are not written as {kind}; name the file .npy or .jsonl")
+    if options.resume and not options.place and not options.is_resumable:
+        if options.is_output_whole:
+            raise UserError("--resume cannot continue a document or an array; use JSON lines")
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")
     return options
 
 
-def open_prompts(options: MainOptions) -> Lines:
-    if not options.input_file:
-        prompts = options.prompt or [DEFAULT_PROMPT]
-        lines = read_prompts(prompts, options.unit == "none", blank=options.embed)
-        return Lines(lines, len(lines))
-    if options.is_document:
-        text = read_document(options.input_file, options.file_type, options.encoding)
-        return Lines([Line(text)], 1)
-    if options.input_file == "-" and sys.stdin.isatty():
-        log("type one line per prompt; Ctrl-D ends the input")
-    second = "prediction" if options.writes_text and not options.regular_decode else ""
-    reader = LineReader(options.input_file, options.score, second, options.embed, options.encoding)
-    return reader.lines()
+def read_command_line(argv: Sequence[str] | None) -> list[MainOptions]:
+    """The options for each input file; a single input has been opened, and is known to be good."""
+    jobs = read_options(sys.argv[1:] if argv is None else argv)
+    for options in jobs:
+        lines = None if options.place else options.lines
+        output = options.output_file
+        if output and (lines or Path(output).parent.is_dir()):
+            check_output_file(output, options.input_file, options.is_output_whole)
+    if jobs[0].output_file:
+        refuse_interrupted(jobs)
+    return jobs
 
 
-def read_command_line(argv: Sequence[str] | None) -> tuple[MainOptions, Lines]:
-    options = read_options(argv)
-    lines = open_prompts(options)
-    if options.output_file:
-        check_output_file(options.output_file, options.input_file, options.is_output_whole)
-    return options, lines
+main = partial(arguments.run_command, "generate", read_command_line, "interrupted")

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import queue
+import select
 import stat
 import string
 import sys
@@ -25,6 +26,7 @@ from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import Prompt
 from mlx_t5.text.subtitles import find_words
 
+WRITE_SOMETHING = "write what the model is to work on"
 TOO_LONG = "is longer than 1 MiB; cut it into shorter texts"
 BYTES = "latin-1"  # the encoding in which every byte is one character
 SAVE = "save the text as UTF-8, or name its encoding (main.py --encoding)"
@@ -72,6 +74,23 @@ def read_prompts(prompts: Sequence[str], whole: bool = False, blank: bool = Fals
     return lines
 
 
+def may_be_piped() -> bool:
+    """Whether standard input is a file or a pipe, which may hold a prompt."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # it is closed, or replaced by something in memory
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def is_piped() -> bool:
+    """Whether standard input is a file or pipe in which bytes wait; waits for nothing itself."""
+    if not may_be_piped() or not select.select([sys.stdin], [], [], 0)[0]:
+        return False
+    data: Any = sys.stdin.buffer
+    return bool(data.peek(1))  # what has ended is ready, but empty
+
+
 def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
     """A file's text, including byte order mark and line ends; "-" is standard input."""
     where = "standard input" if name == "-" else name
@@ -83,69 +102,67 @@ def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
     return text
 
 
-class Lines(Iterator[Line]):
-    """The prompts of a run, and their number; it is None for a pipe, which a thread reads ahead."""
+class Lines(Iterator[Any]):
+    """The prompts of a run, and their number; it is None for a pipe, see `ReadAhead`."""
+
+    waited = 0.0  # seconds spent waiting for a pipe or a terminal
 
     def __init__(self, lines: Iterable[Line], count: int | None) -> None:
-        self.count = count
-        self._lines = ReadAhead(lines) if count is None else iter(lines)
+        self._lines, self.count = iter(lines), count
 
-    def __next__(self) -> Line:
+    def __next__(self) -> Any:
         return next(self._lines)
 
     def ready(self) -> bool:
         """Whether the next prompt, or the end, can be read without waiting."""
-        return not isinstance(self._lines, ReadAhead) or self._lines.ready()
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for a pipe or a terminal."""
-        return self._lines.waited if isinstance(self._lines, ReadAhead) else 0.0
+        return True
 
 
+@dataclass
 class LineReader:
     """Reads the prompts of a file line by line, so a file may exceed the memory.
 
-    Lines end with LF, CRLF or CR; blank lines at the end are ignored.
+    Lines end with LF, CRLF or CR; blank lines at the end are ignored unless `trailing`.
+
+    Attributes:
+        name: a file with one prompt a line; "-" is standard input. If the name ends in .jsonl, each
+            line is an object with a "prompt".
+        targets: whether each line is an object with a "prompt" and a "target", whatever the suffix
+            of the name is.
+        optional: the name of a second text that each object may have, which becomes the line's
+            prediction if it is named so, or else its target; "" for none.
+        blank: whether a prompt may be empty.
+        trailing: whether blank lines at the end are prompts, too.
+        encoding: the file's encoding; "" for UTF-8, or UTF-16 if there is a byte order mark.
+        if_blank: what to do about a blank line, for its error.
+
+    Raises:
+        UserError: the file cannot be read.
     """
 
-    def __init__(
-        self,
-        name: str,
-        targets: bool = False,
-        optional: str = "",
-        blank: bool = False,
-        encoding: str = "",
-    ) -> None:
-        """Opens the file.
+    name: str
+    targets: bool = False
+    optional: str = ""
+    blank: bool = False
+    trailing: bool = False
+    encoding: str = ""
+    if_blank: str = WRITE_SOMETHING
 
-        Args:
-            name: a file with one prompt a line; "-" is standard input. If the name ends in .jsonl,
-                each line is an object with a "prompt".
-            targets: whether each line is an object with a "prompt" and a "target", whatever the
-                suffix of the name is.
-            optional: the name of a second text that each object may have, which becomes the line's
-                prediction if it is named so, or else its target; "" for none.
-            blank: whether a prompt may be empty.
-            encoding: the file's encoding; "" for UTF-8, or UTF-16 if there is a byte order mark.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
-        self._shown = "standard input" if name == "-" else name
-        self._as_json, self._targets = targets or name.endswith(".jsonl"), targets
-        self._second, self._blank = "target" if targets else optional, blank
-        data = _opened(name)
+    def __post_init__(self) -> None:
+        self._shown = "standard input" if self.name == "-" else self.name
+        self._as_json = self.targets or self.name.endswith(".jsonl")
+        self._second = "target" if self.targets else self.optional
+        data = _opened(self.name)
         self._is_file = stat.S_ISREG(os.fstat(data.fileno()).st_mode)
         # A pipe is not waited for, not even for a byte order mark.
         marked = self._is_file and data.peek(2)[:2] in UTF_16
-        self._encoding = encoding or ("UTF-16" if marked else "")
+        self._encoding = self.encoding or ("UTF-16" if marked else "")
         self._file = io.TextIOWrapper(data, self._encoding or BYTES)
 
     def lines(self) -> Lines:
         """The prompts; raises `UserError` if there is none, for an empty pipe at `next`."""
         if not self._is_file:
-            return Lines(self.read(), None)
+            return ReadAhead(self.read())
         begin = self._file.tell()
         count = sum(1 for _ in self._numbered())
         self._file.seek(begin)
@@ -158,9 +175,12 @@ class LineReader:
                 try:
                     if len(line) > LONGEST_LINE:
                         raise UserError(f"{where} {TOO_LONG}")
-                    text = _checked(_text(line, where), where, self._blank and not self._as_json)
+                    text, blank = _text(line, where), self.blank and not self._as_json
+                    text = _checked(text, where, blank, self.if_blank)
                     if self._as_json:
                         record = _record(text, where)
+                        if self.targets and "completion" in record:
+                            record.setdefault("target", record.pop("completion"))
                         yield self._of(record, n - 1, where)
                     else:
                         yield Line(text, n - 1)
@@ -172,15 +192,15 @@ class LineReader:
         return {name: value for name, value in record.items() if name not in read}
 
     def _of(self, record: Mapping[str, Any], index: int, where: str) -> Line:
-        required = ("prompt", "target") if self._targets else ("prompt",)
+        required = ("prompt", "target") if self.targets else ("prompt",)
         for name in required:
             if not isinstance(record.get(name), str):
                 example = ", ".join(f'"{name}": "…"' for name in required)
                 raise UserError(f"{where} has no {name}; write {{{example}}}")
-        prompt, fields = _checked(record["prompt"], where, self._blank), self._further(record)
+        prompt, fields = _checked(record["prompt"], where, self.blank), self._further(record)
         second = record.get(self._second) if self._second else None
         if second is not None:
-            if not self._targets and not (isinstance(second, str) and second.strip()):
+            if not self.targets and not (isinstance(second, str) and second.strip()):
                 kind = "empty" if isinstance(second, str) else "no text"
                 raise UserError(f"{where} has a {self._second} that is {kind}; leave it out")
             second = _checked(second, where)
@@ -197,18 +217,20 @@ class LineReader:
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         """Yields lines with numbers; blank lines are b"", but those at the end are left out."""
-        blank = n = 0
+        yielded, empty = 0, True
         try:
             for n, line in enumerate(self._lines(), 1):
-                if not line.strip(string.whitespace):
-                    blank += 1
-                    continue
-                yield from ((missing, b"") for missing in range(n - blank, n))
-                blank = 0
-                yield n, line.removesuffix("\n").encode("utf-8" if self._encoding else BYTES)
+                blank = not line.strip(string.whitespace)
+                empty = empty and blank
+                if blank and not self.trailing:
+                    continue  # it may be at the end
+                yield from ((missing, b"") for missing in range(yielded + 1, n))
+                text = "" if blank else line.removesuffix("\n")
+                yield n, text.encode("utf-8" if self._encoding else BYTES)
+                yielded = n
         except UnicodeError:
             raise UserError(f"{self._shown} is not {self._encoding.upper()}; {SAVE}") from None
-        if blank == n:
+        if empty:
             raise UserError(f"{self._shown} is empty; write one prompt a line")
 
 
@@ -244,9 +266,9 @@ def _record(line: str, where: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _checked(text: str, where: str, blank: bool = False) -> str:
+def _checked(text: str, where: str, blank: bool = False, cure: str = WRITE_SOMETHING) -> str:
     if not (blank or text.strip()):
-        raise UserError(f"{where} is empty; write what the model is to work on")
+        raise UserError(f"{where} is empty; {cure}")
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes on the command line, or \ud800 in JSON
@@ -254,12 +276,12 @@ def _checked(text: str, where: str, blank: bool = False) -> str:
     return text
 
 
-class ReadAhead(Iterator[Any]):
-    """An iterator that reads a bounded number of items ahead, in a thread, and passes errors on."""
+class ReadAhead(Lines):
+    """Lines of a pipe: reads a bounded number of items ahead, in a thread, and passes errors on."""
 
     def __init__(self, items: Iterable[Any], ahead: int = 64) -> None:
         self._drawn: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(ahead)
-        self.waited = 0.0  # seconds for which `next` has waited
+        self.count = None
         # A daemon, so that a source that never ends does not keep the process alive.
         threading.Thread(target=self._draw, args=(items,), daemon=True).start()
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mlx_t5.cli.input import Line
 from mlx_t5.errors import UserError
+
+if TYPE_CHECKING:
+    from mlx_t5.cli.generate_options import MainOptions
 
 OTHERWISE = "name another --output-file, or leave --resume out to start again"
 
@@ -79,3 +83,32 @@ def _check(written: bytes, line: Line, result: str, where: str) -> None:
     for name, text in (("prompt", line.text), ("target", line.target)):
         if text is not None and record.get(name) != text:
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
+
+
+def refuse_interrupted(jobs: Sequence[MainOptions]) -> None:
+    """Refuses to replace what an interrupted run has written, because it may have taken hours."""
+    options = jobs[0]
+    if options.resume or options.overwrite:
+        return
+    written = [job for job in jobs if os.path.exists(job.output_file or "")]
+    found = ""
+    if 0 < len(written) < len(jobs):
+        found = f"{written[0].output_file} is one of {len(written)} results for {len(jobs)} files"
+    for job in written:
+        path = job.output_file or ""
+        if job.is_output_whole or not os.path.isfile(path):
+            continue
+        try:
+            # Files among several are opened only for this, because so many may not be open.
+            count = replace(job).lines.count if job.place else job.lines.count
+        except (UserError, OSError):  # that is reported when it is the file's turn
+            continue
+        with open(path, "rb") as file:
+            complete = sum(1 for line in file if line.endswith(b"\n"))
+        expected = (count or 0) * job.texts_per_prompt
+        if 0 < complete < expected:
+            found = f"{path} has {complete} of {expected} lines"
+    if found:
+        raise UserError(
+            f"{found}, from an interrupted run: --resume continues it, --overwrite replaces it"
+        )

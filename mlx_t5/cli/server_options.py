@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import Parser, at_least, option, options_of, switch
@@ -119,3 +120,6 @@ def _check_access(options: ServerOptions) -> None:
     if options.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", options.api_key):
         cure = "use ASCII characters with no space at its ends"
         raise UserError(f"--api-key is empty or invalid: {cure}")
+
+
+main = partial(arguments.run_command, "server", read_server_options, "")

@@ -8,11 +8,12 @@ import time
 
 from tqdm import tqdm
 
-from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log
+from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, resuming_command
 from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line
 from mlx_t5.cli.output import LineFile, TokenHighlighter, error_of, summary
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.document_results import DocumentStats
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.text.documents import Document
@@ -33,7 +34,8 @@ def write_text(
         document = Document(line.text, request.document, lambda text: 0, prefixes=prefixes)
         count = sum(1 for _ in document.cut())
     stream = decoder.chunks(line, request, options.batch_size)
-    output = LineFile(options.output_file, whole=options.is_output_whole)
+    path = options.output_file
+    output = LineFile(path, whole=bool(path and options.is_output_whole))
     try:
         with (
             contextlib.closing(stream) as parts,
@@ -60,12 +62,18 @@ def write_text(
             log(f"error: {error}")
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         interrupted = "interrupted: " if status == INTERRUPTED else ""
-        log(interrupted + summary(chunk.stats, 1, seconds))
+        stats = DocumentStats()
+        stats.add(chunk.stats)
+        if chunk.result and chunk.result.finish_reason == "length" and not split:
+            stats.length = 1
+        log(options.place + interrupted + summary(stats, 1, seconds))
+    if status == INTERRUPTED and options.place:
+        log(f"go on with: {resuming_command('generate', options.argv)}")
     return status
 
 
 def progress_bar(total: int | None, done: int, unit: str, options: MainOptions) -> tqdm:
-
     # In a terminal a bar would mix with the texts; without a terminal tqdm shows none.
     hidden = True if options.verbose or (not options.output_file and sys.stdout.isatty()) else None
-    return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden)
+    leave = not options.place  # one line a file is enough
+    return tqdm(total=total, initial=done, unit=f" {unit}", disable=hidden, leave=leave)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 
 from mlx_t5.cli import arguments
 from mlx_t5.cli.arguments import UPLOAD_REPO, at_least, option, option_of, switch
-from mlx_t5.installation import command
 from mlx_t5.settings import Range
 
 # Options that may change when a run is resumed; --data and --valid are compared by their content.
@@ -44,13 +42,13 @@ class TrainingOptions:
     upload_repo: str | None = UPLOAD_REPO.field()
 
 
-def resumable(name: str, argv: Sequence[str] | None, read: Callable[[Sequence[str]], Any]) -> int:
+def resumable(name: str, read: Callable[[Sequence[str]], Any], argv: Sequence[str] | None) -> int:
     """Runs a command line that trains; after Ctrl-C, prints how to resume.
 
     Args:
         name: the command's name.
-        argv: the arguments; None stands for the process's own arguments.
         read: parses and checks the arguments, among them --output and --resume.
+        argv: the arguments; None stands for the process's own arguments.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
 
@@ -61,8 +59,7 @@ def resumable(name: str, argv: Sequence[str] | None, read: Callable[[Sequence[st
         except KeyboardInterrupt:
             hint = "nothing was written"
             if work_folder(args.output).exists():
-                again = shlex.join(argv if args.resume else [*argv, "--resume"])
-                hint = f"go on with: {command(name)} {again}"
+                hint = f"go on with: {arguments.resuming_command(name, argv)}"
             say(f"interrupted; {hint}")
             return arguments.INTERRUPTED
 

@@ -39,7 +39,7 @@ def check_output(args: Any, is_output: Callable[[str], bool]) -> None:
     path = absolute(args.output)
     own = RunFolder(work_folder(args.output)).written.exists()
     if os.path.lexists(path) and not (own and args.resume):
-        cure = "extend its run with --resume and more --iters, or " * own
+        cure = "extend its run with --resume and more --iters, or " if own else ""
         raise UserError(f"{path} exists; {cure}choose another --output")
     check_output_folder(path, own, is_output)
     check_repository(args.upload_repo)
@@ -121,7 +121,7 @@ def conversion_card(name: str, folder: Path, source: str) -> str:
         tags = [f"{stored['bits']}-bit"]
     encodes = str(config.get("architectures")).endswith("EncoderModel']")
     about = f"{source_of(folder) or local.name}, converted to MLX: {form}."
-    options = f"--model {name}" + " --embed" * encodes
+    options = f"--model {name} --embed" if encodes else f"--model {name}"
     return _card(folder, local, tags, name=name, about=about, options=options, call=f'"{name}"')
 
 

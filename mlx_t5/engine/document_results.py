@@ -28,6 +28,7 @@ class DocumentStats(Stats):
     """Sums of the pieces' statistics, and rates from these sums; peak memory is the maximum."""
 
     pieces: int = 0
+    length: int = 0  # those that reached max_tokens
     cut: int = 0  # parts of sentences that were too long
     failed: int = 0  # the result has their source text
     kept: int = 0  # likewise, because the answers lacked a URL or an e-mail address of the source
@@ -82,6 +83,7 @@ class DocumentInFlight:
         result.writers += answer.writers
         if reason == "length":
             result.finish_reason = "length"
+            stats.length += 1
         stats.add(answer.stats)
         stats.pieces += 1
         if piece.cut:

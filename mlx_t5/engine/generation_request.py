@@ -51,6 +51,8 @@ class GenerationRequest:
         if settings.stop and tokenizer is None:
             raise UserError("stop strings need a tokenizer; this model folder has none")
         ids, predicted, error = list[int](), list[int](), ""
+        # An empty line is translated by an empty one.
+        nothing = self.document.target_language and source == ""
         try:
             if isinstance(source, Exception):
                 raise UserError(str(source))
@@ -81,7 +83,9 @@ class GenerationRequest:
         for stream in range(first, first + self.num_samples):
             key = row_key(seed, stream) if settings.temp > 0 else None
             row = Row(ids, settings, key, tokenizer, prediction=predicted)
-            if error:
+            if nothing:
+                row.finish_reason = "stop"
+            elif error:
                 row.fail(error)
             else:
                 row.answer_key = answer_key

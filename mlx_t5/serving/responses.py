@@ -97,12 +97,14 @@ class PieceCounts(BaseModel):
     `pieces` is the expected number of all pieces; it grows if sentences are too long. Of the pieces
     answered so far, `cut` counts those that are parts of such sentences, and `failed` counts those
     that failed. `kept` counts those whose answer lacked a URL or an e-mail address of the source.
+    `length` counts those that reached `max_tokens`.
     """
 
     pieces: int
     cut: int
     failed: int
     kept: int
+    length: int
 
 
 class Logprobs(BaseModel):

@@ -25,6 +25,7 @@ STILL = 0.9  # what falls to no less than this share of what it was stands still
 BUDGET_SECONDS = 60.0  # approximate time for measuring
 LEAST_TURNS, REPEATS = 4, 3  # a turn decodes one prompt
 REGULAR = ""  # the name of regular decoding
+NOT_FASTER = "keep {} is reliably faster than regular decoding here"
 NEAR = 0.02  # speeds that differ by less than this share count as equal
 
 
@@ -151,8 +152,12 @@ class Proposer:
     @property
     def is_faster(self) -> bool:
         """Whether the measured speed-up is plausible, and more than chance."""
-        low, speed_up = round(self.measured.low, 2), self.measured.value
-        return bool(self.acceptance) and low > 1 and 1 + NEAR < speed_up <= self.most
+        return bool(self.acceptance) and is_reliable(self.measured, self.most)
+
+
+def is_reliable(speed_up: Ratio, most: float) -> bool:
+    """Whether a speed-up is plausible, and more than chance; `most` is its tokens per call."""
+    return round(speed_up.low, 2) > 1 and 1 + NEAR < speed_up.value <= most
 
 
 def measure_proposers(
@@ -198,7 +203,7 @@ def report(proposers: Sequence[Proposer], new: str, prompts: int, public: str | 
 def advice(proposers: Sequence[Proposer], new: str) -> str:
     useful = [p for p in proposers if p.is_faster]
     if not useful:
-        return "keep --draft-model none: no proposer is reliably faster than regular decoding here"
+        return NOT_FASTER.format("--draft-model none: no proposer")
     fastest = max(p.measured.value for p in useful)
     near = [p for p in useful if p.measured.value >= (1 - NEAR) * fastest]
     best = min(near, key=lambda p: (p.name == new, -p.measured.value))

@@ -5,8 +5,11 @@ import json
 import pytest
 
 import benchmark
-from mlx_t5.benchmarks import figures, report, server_load, workload
+from mlx_t5.benchmarks import figures, pictures, report, server_load, sweep, workload
 from mlx_t5.benchmarks.pass_times import ladder
+from mlx_t5.disk import BUNDLED
+from mlx_t5.settings import AUTO
+from mlx_t5.timing import Ratio
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +52,7 @@ def test_different_texts_set_the_exit_status(monkeypatch, capsys):
 def test_a_sweep_is_drawn_and_saved(measure, tmp_path):
     grid = "--num-draft 2 3 --delta 1 --repeats 1 --output grid"
     out, record = measure(f"sweep --count 2 --quality-count 4 {grid}")
-    assert "recommended: --" in out
+    assert "recommended: " in out
     settings = [(row["delta"], row["num_draft"]) for row in record["rows"]]
     assert settings == [(0.0, 2), (0.0, 3), (1.0, 2), (1.0, 3)]  # delta 0 is always measured
     for row in record["rows"]:
@@ -60,9 +63,76 @@ def test_a_sweep_is_drawn_and_saved(measure, tmp_path):
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("draft", [[], ["--draft-model", "none"]])
+def test_a_model_without_a_draft_is_compared_by_copying(measure, models, draft):
+    pair = ["--model", models[1], *draft]
+    out, record = measure("compare --count 2 --repeats 1 --num-draft 2 --task fix", *pair)
+    ways = [row["way"] for row in record["tables"][0]["rows"]]
+    assert ways == ["regular", "lookup 2"] and ", draft none, " in out and "\nc = " not in out
+    assert record["tables"][0]["costs"]["c"] is None
+
+
+def test_a_sweep_of_copying_needs_no_draft(measure, models, tmp_path):
+    grid = "--num-draft 2 auto --delta 0 --repeats 1 --output grid --way lookup"
+    _, record = measure(f"sweep --count 2 --quality-count 2 {grid}", "--model", models[1])
+    assert [row["num_draft"] for row in record["rows"]] == [AUTO, 2]
+    assert (tmp_path / "grid.png").exists()
+
+
+@pytest.mark.parametrize("command", ["sweep --output grid", "compare --ways draft"])
+def test_what_needs_a_draft_says_how_to_name_one(command, models, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert benchmark.main([*command.split(), "--count", "2", "--model", models[1]]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: this needs a draft: name one with --draft-model")
+
+
+def swept(delta, num_draft, value, low, high, tokens=4.0):
+    """A row of a sweep; every text is right."""
+    row = {"delta": delta, "num_draft": num_draft, "speed_up": Ratio(value, low, high)}
+    scores = ("exact_match", "chrf", "exact_match_lossless", "chrf_lossless")
+    row |= dict.fromkeys(scores, 100.0) | {"tokens_per_call": tokens}
+    return row | {"steps_by_length": [0, 0, 1, 1]}
+
+
+def test_a_sweep_recommends_only_what_is_clear_of_the_noise():
+    noise = swept(0.0, 2, 1.40, 0.76, 1.64)
+    assert sweep.recommend([noise], 1.0) is None
+    words = "recommended: keep --regular-decode: no setting of this grid is reliably faster than"
+    assert words in sweep.explain([noise], 1.0, 9)
+    clear = swept(0.0, 3, 1.30, 1.1, 1.5)
+    assert sweep.recommend([noise, clear], 1.0) is clear
+    auto = swept(0.0, AUTO, 1.29, 1.1, 1.5)
+    assert sweep.recommend([noise, clear, auto], 1.0) is auto, "as fast, and needs no option"
+    lenient = swept(1.0, 3, 1.8, 1.6, 1.9, tokens=6.0)
+    assert sweep.recommend([noise, clear, lenient], 1.0) is lenient
+    assert sweep.recommend([noise, clear, lenient | {"chrf": 90.0}], 1.0) is clear
+    impossible = swept(0.0, 2, 4.5, 4.4, 4.6)
+    assert sweep.recommend([impossible], 1.0) is None, "more than a target call yields tokens"
+
+
+def test_a_picture_shows_ranges_and_its_whole_caption(tmp_path, monkeypatch):
+    drawn = []
+
+    def kept(figure, *args, **options):
+        figure.draw_without_rendering()
+        drawn.append(figure)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", kept)
+    rows = [swept(0.0, n, 1.4, 0.8, 1.6) for n in (1, 2, AUTO)]
+    pictures.draw_deltas(
+        rows, rows[1], "dtype float32, " * 20 + "\nsweep " + "--way x " * 40, tmp_path
+    )
+    (figure,) = drawn
+    caption = figure._suptitle.get_window_extent()
+    assert figure.bbox.x0 <= caption.x0 and caption.x1 <= figure.bbox.x1
+    bars = [c for c in figure.axes[0].containers if len(c.lines[2])]
+    assert len(bars) == 2, "of the numbers, and of auto"
+
+
 def test_a_report_has_a_row_to_paste(measure, monkeypatch):
     monkeypatch.setattr(report, "MOST_PROMPTS", 2)
-    pair = ["--model", workload.MODEL.default, "--draft-model", workload.DRAFT_MODEL.default]
+    pair = ["--model", workload.MODEL.default, "--draft-model", str(BUNDLED / "draft")]
     out, record = measure("report --num-draft 3 --seconds 1", *pair)
     (line,) = [line for line in out.splitlines() if line.startswith(f"| {record['date']} ")]
     cells = dict(zip(report.COLUMNS, line.strip("| ").split(" | "), strict=True))

@@ -15,6 +15,7 @@ from mlx_t5.cli.arguments import (
     run,
     within,
 )
+from mlx_t5.cli.finetune_options import read_finetune_options
 from mlx_t5.cli.generate_options import read_options
 from mlx_t5.errors import UserError
 from mlx_t5.settings import LARGEST_COUNT, SETTINGS
@@ -32,7 +33,7 @@ from mlx_t5.settings import LARGEST_COUNT, SETTINGS
     ],
 )
 def test_values_within_a_range_are_read(kind, text, value):
-    read = within(kind)(text)
+    read = within(kind, text)
     assert read == value and type(read) is type(value)
 
 
@@ -48,11 +49,11 @@ def test_values_within_a_range_are_read(kind, text, value):
 def test_values_outside_a_range_are_refused_with_its_description(kind, texts, expected):
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError, match=f"^{expected}, not '{text}'$"):
-            within(kind)(text)
+            within(kind, text)
 
 
 def test_every_setting_is_an_option_with_its_default_and_range(capsys):
-    assert read_options([]).settings == {}
+    assert read_options([])[0].settings == {}
     with pytest.raises(SystemExit, match="0"):
         read_options(["--help"])
     printed = " ".join(capsys.readouterr().out.split()).lower()
@@ -64,6 +65,38 @@ def test_every_setting_is_an_option_with_its_default_and_range(capsys):
         words = "true or false or never" if declared.range.kind is bool else declared.range.expected
         if name != "num_draft":  # which is at least 1 here
             assert error.startswith("error: -") and f"{option_of(name)}: {words}, not 'x'" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("-p hello", "prompt", ["hello"]),
+        ("--num-draft-tokens 3", "settings", {"num_draft": 3}),
+        ("--max-new-tokens=5", "settings", {"max_tokens": 5}),
+        ("--max_tokens 5", "settings", {"max_tokens": 5}),
+        ("--temperature 0.5 --prompt=--top_p", "settings", {"temp": 0.5}),
+        ("--model_name_or_path x", "model", "x"),
+    ],
+)
+def test_names_of_mlx_lm_and_transformers_are_understood(words, name, value):
+    assert getattr(read_options(words.split())[0], name) == value
+
+
+def test_names_of_other_trainers_are_understood():
+    needed = "--model m --train_file d --output_dir o --lr 0.1 --lora-rank 4 --max_steps=7".split()
+    options = read_finetune_options(needed)
+    assert (options.data, options.output, options.r, options.iters) == ("d", "o", 4, 7)
+    assert options.learning_rate == 0.1
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_help_has_the_width_of_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit, match="0"):
+        read_options(["--help"])
+    printed = capsys.readouterr().out.partition("examples:")[0]
+    widest = max(len(line) for line in printed.splitlines())
+    assert columns - 12 < widest <= columns
 
 
 METAL_OUT_OF_MEMORY = (

@@ -78,6 +78,13 @@ def test_only_input_that_can_be_read_twice_is_counted(standard_input, tmp_path, 
         assert (redirected.count, [line.text for line in redirected]) == (2, ["two", "three"])
 
 
+def test_a_completion_is_scored_like_a_target(tmp_path):
+    pairs = '{"prompt": "a", "completion": "b", "id": 1}\n{"prompt": "c", "target": "d"}\n{}'
+    first, second, bad = input.LineReader(written(tmp_path, "p.jsonl", pairs), targets=True).lines()
+    assert [first.pair, second.pair] == [("a", "b"), ("c", "d")] and first.fields == {"id": 1}
+    assert "line 3 has no prompt; write " in str(bad.source)
+
+
 def test_a_pipe_has_its_first_line_before_it_has_its_last(standard_input):
     writer = standard_input(b"first\n", wait=True)
     reader = input.LineReader("-").lines()

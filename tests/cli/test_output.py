@@ -124,7 +124,7 @@ def test_a_whole_file_appears_when_it_is_complete(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_resumed_appears_as_a_whole(options, whole):
-    assert read_options(options.split()).is_output_whole == whole
+    assert read_options(options.split())[0].is_output_whole == whole
 
 
 def test_a_json_result_is_exact_even_if_colored(capsys):

@@ -24,6 +24,8 @@ MAIN = {
     "--stop ''": "stop is ['']",
     "--dtype int4": "--dtype",
     "--no-such-option": "--no-such-option; see --help",
+    "--num-beam 4": "unrecognized arguments: --num-beam 4; did you mean --num-beams?",
+    "'fix it: She have.'": "fix it: She have.; did you mean --prompt 'fix it: She have.'?",
     "--prompt a --prompt ' \n'": "the prompt is empty",
     "--input-file none.txt": "none.txt",
     "--output-file none/out.txt": "there is no folder none",
@@ -71,6 +73,26 @@ MAIN = {
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
     f"{SPLIT} --resume --output-file x": "--resume cannot continue a document",
+    f"{LINES} --resume --overwrite --output-file x": "--resume cannot be combined with --overwrite",
+    "--prompt a --overwrite": "--overwrite requires --output-file",
+    f"{LINES} --output-file half.txt": "half.txt has 1 of 2 lines, from an interrupted run",
+    "--input-file in.txt half.txt": "several files require --output-file FOLDER",
+    "--input-file in.txt half.txt --output-file in.txt": "in.txt is a file; name a folder for",
+    f"{LINES} {LINES} --output-file o": "in.txt and in.txt would both be written to o/in.txt",
+    f"{LINES} folder --output-file o": "in.txt and folder/in.txt would both be written to o/in.txt",
+    f"{LINES} none.txt --output-file o": "there is no file none.txt",
+    f"{LINES} a.md --output-file o --split lines": "there is no file a.md",
+    "--input-file empty --output-file o": "empty has no files to read; they end in .txt .srt .vtt",
+    f"{LINES} folder/b.txt --output-file folder": "folder/b.txt is the input file too",
+    f"{LINES} folder/b.txt --output-file out": "out/in.txt has 1 of 2 lines, from an interr",
+    f"{LINES} --output-file film.vtt": "film.vtt would not hold vtt subtitles; end it as the",
+    "--input-file a.srt --output-file film.vtt": "film.vtt would not hold vtt subtitles",
+    "--input-file a.srt --json --output-file film.srt": "film.srt would not hold srt subtitles",
+    "--prompt a --output-file film.SRT": "film.SRT would not hold srt subtitles",
+    **{
+        f"{LINES} --embed --output-file v{end}": f"vectors are not written as {end}; name the file"
+        for end in (".csv", ".tsv", ".npz", ".parquet", ".pt", ".safetensors")
+    },
     f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue a document or an",
     **{
         f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
@@ -90,7 +112,7 @@ SERVER = {
     "--max-batch 0": "--max-batch",
     "--num-draft 0": "--num-draft: a whole number, at least 1, or auto (or --draft-model none",
     "--exact --delta 0.5": "--exact cannot be combined with --delta",
-    "--prompt x": "unrecognized arguments: --prompt x; see --help",
+    "--prompt x": "unrecognized arguments: --prompt x; did you mean --log-prompts?",
     "--port 0 --model no/such/folder": "there is no model folder",
     "--port 0 --host no.such.host.invalid --no-auth": "choose another --host",
 }
@@ -120,6 +142,7 @@ DISTILL = {
 }
 FINETUNE = {
     "": "the following arguments are required: --model, --data, --output",
+    f"{NEEDED} --lora-alpa 3": "--lora-alpa 3; did you mean --lora-alpha?",
     f"{NEEDED} --max-seq-length 1 2 3": "--max-seq-length",
     f"{NEEDED} --num-layers 0": "--num-layers",
     f"{NEEDED} --lr-scheduler-type relative --learning-rate 1": "combined with --learning-rate",
@@ -140,9 +163,12 @@ def test_options_are_refused_in_one_line(
 ):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("in.txt").write_text("a\n")
-    for name in ("empty", "hollow"):
+    Path("in.txt").write_text("a\nb\n")
+    Path("half.txt").write_text("A\nb")
+    for name in ("empty", "hollow", "folder", "out"):
         Path(name).mkdir()
+    for name in ("folder/in.txt", "folder/b.txt", "out/in.txt"):
+        Path(name).write_text("a\n")
     sizes = dict.fromkeys(("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"), 8)
     Path("hollow/config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
     before = sorted(Path().rglob("*"))

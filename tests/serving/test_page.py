@@ -160,6 +160,31 @@ def test_the_page_works_by_keyboard_alone(visit, server):
     assert "tokens per target call" in page.inner_text("#status"), "a screen reader is told"
 
 
+def test_the_answer_is_in_sight_on_a_laptop(visit, server):
+    page = visit(server, viewport={"width": 1280, "height": 850})
+    page.click("#run")  # of the example that is there
+    finished(page)
+    for panel in ("speculative", "regular"):
+        box = page.locator(f"#{panel} .text").bounding_box()
+        assert page.inner_text(f"#{panel} .text").startswith("Allons au magasin")
+        assert box["y"] + box["height"] <= 850 and page.evaluate("scrollY") == 0
+
+
+def test_a_text_that_is_cut_off_says_so(visit, server):
+    page = visit(server)
+
+    def shorter(route):
+        body = json.loads(route.request.post_data) | {"max_tokens": 4}
+        route.continue_(post_data=json.dumps(body))
+
+    tokens = page.locator("#speculative [data-figure=tokens]")
+    run(page)
+    assert tokens.text_content().isdigit()
+    page.route("**/v1/completions", shorter)
+    run(page)
+    assert tokens.text_content() == "4, then cut off"
+
+
 def test_on_a_phone_nothing_sticks_out(visit, server):
     page = visit(server, **PHONE)
     page.get_by_role("button", name="Fix grammar").tap()

@@ -148,7 +148,7 @@ def test_stopping_keeps_the_finished_pieces(view, server):
     assert content.decode().startswith("I have two cats. She has a dog.\nI have")
 
 
-def events(count, failed=()):
+def events(count, failed=(), long=0):
     """Yields the stream of a text of `count` pieces, each `a b`; the answers look like HTML."""
     bold = "<b id=injected>x</b>"
     stats = dict.fromkeys(TextStats.model_fields, 1)
@@ -160,6 +160,7 @@ def events(count, failed=()):
         else:
             piece["speculation"] = {"tokens": tokens, "stats": stats}
         totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed), "kept": 0}
+        totals["length"] = long
         choice = {"delta": {"content": piece["text"] + "\n"}, "pieces": [piece], "stats": totals}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
 
@@ -173,9 +174,10 @@ def answered(page, *stream):
 def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
     page = view(**NARROW)
     page.fill("#document-text", "a b\n" * 3 + "🐧" * 400)
-    answered(page, *events(3, failed=[1]))
+    answered(page, *events(3, failed=[1], long=2))
     done(page, 3)
-    assert page.inner_text("#document-count") == "3 of 3 sentences, 1 left as they were"
+    counts = "3 of 3 sentences, 1 left as they were, 2 cut off at the most tokens"
+    assert page.inner_text("#document-count") == counts
     row = page.locator("#pieces li.failed")
     assert row.count() == 1 and row.locator("p").all_text_contents() == ["a b", "a b"]
     assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"

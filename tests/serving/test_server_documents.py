@@ -60,6 +60,9 @@ def test_the_server_returns_the_text_that_generate_returns(server, decoder, fiel
     )
     assert len(choice["pieces"]) == choice["stats"]["pieces"] == 3
     assert choice["stats"]["failed"] == choice["stats"]["cut"] == 0
+    reasons = [piece["finish_reason"] for piece in choice["pieces"]]
+    assert choice["stats"]["length"] == reasons.count("length")
+    assert ("length" in reasons) == ("max_tokens" in fields)
     assert answer["usage"]["completion_tokens"] == expected.stats.generated_tokens
     assert answer["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
     accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
@@ -168,7 +171,8 @@ def test_a_long_sentence_is_cut_and_a_failed_piece_keeps_its_source(tmp_path, un
         assert choice["text"] == f" {first['text']}\n\n- {long}  {last['text']} \n"
         assert (failed["text"], failed["finish_reason"]) == (long, "error")
         assert "no memory" in failed["error"] and "error" not in first | last
-        assert choice["stats"] == {"pieces": 3, "cut": 0, "failed": 1, "kept": 0}
+        counts = {"pieces": 3, "cut": 0, "failed": 1, "kept": 0, "length": 2}
+        assert choice["stats"] == counts
         for stream in (False, True):
             body = {"prompt": long, "split": "sentences", "stream": stream}
             answer = small.http.post("/v1/completions", json=body)

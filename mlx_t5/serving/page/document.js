@@ -82,10 +82,10 @@ function flush() {
   answer.shown = answer.texts.length;
   const done = $("pieces").childElementCount;
   if (!done) return;
-  const { pieces, failed, kept } = answer.stats; // kept: an answer lacked a URL of its source
+  const { pieces, failed, kept, length } = answer.stats; // kept: an answer lacked a URL of its source
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off at the most tokens` : ""}`;
   for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
 }
 

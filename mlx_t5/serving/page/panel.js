@@ -19,12 +19,12 @@ export class Panel {
   /** Shows one event: the tokens of one pass, or of several passes that came together. */
   take(choice) {
     const { tokens, stats } = choice.speculation;
-    const pass = { tokens, stats };
+    const pass = { tokens, stats, cut: choice.finish_reason === "length" };
     this.passes.push(pass);
     this.draw(pass);
   }
 
-  draw({ tokens, stats }) {
+  draw({ tokens, stats, cut }) {
     if (tokens.length) {
       const pass = element("span", "", "pass");
       for (const { text, writer } of tokens) append(pass, text, writer);
@@ -33,7 +33,7 @@ export class Panel {
     this.show({
       perCall: stats.tokens_per_call.toFixed(2),
       calls: stats.target_calls,
-      tokens: stats.generated_tokens,
+      tokens: cut ? `${stats.generated_tokens}, then cut off` : stats.generated_tokens,
       seconds: seconds(duration(stats)),
       accepted: stats.drafted ? `${Math.round(100 * stats.acceptance_rate)} %` : "–",
     });
