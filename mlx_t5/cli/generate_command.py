@@ -104,12 +104,11 @@ def _decode(
     decoder: SpeculativeDecoder, options: MainOptions, request: GenerationRequest, done: ResumePoint
 ) -> int:
     """Decodes one input, and writes its results; returns the exit status."""
-    needs_prefix = decoder.translations.tags or decoder.model.config.tasks
-    if options.file_type and options.is_document and request.document.prefix is None:
-        # Unlike other texts, subtitles do not begin with a prefix of their own.
+    # Unlike other texts, subtitles do not begin with a prefix of their own.
+    lacks_prefix = options.file_type and options.is_document and request.document.prefix is None
+    if lacks_prefix and (decoder.translations.tags or decoder.model.config.tasks):
         cure = 'give --target-language, --task or --prefix (--prefix "" for none)'
-        if needs_prefix:
-            raise UserError(f"this model needs to know what to do with subtitles; {cure}")
+        raise UserError(f"this model needs to know what to do with subtitles; {cure}")
     highlighter = None
     where = sys.stderr if options.json or options.output_file else sys.stdout
     if options.verbose and options.writes_text and TokenHighlighter.suits(where):
@@ -186,7 +185,7 @@ def note_long(line: Line, request: GenerationRequest, decoder: SpeculativeDecode
     """
     pooled = decoder.model.pooling.max_tokens  # what is embedded is cut, too
     limit = decoder.model.config.n_positions
-    if not limit or not decoder.tokenizer or pooled or request.document.split != "none":
+    if not limit or decoder.tokenizer is None or pooled or request.document.split != "none":
         return False
     # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
     if (
@@ -273,7 +272,7 @@ def _write_all(
         status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "
     stats.peak_memory_bytes = mx.get_peak_memory()
     seconds = time.perf_counter() - lines.waited - began  # waiting for input is not counted
-    sums = summary(stats, results, seconds, unit, options.writes_text)
+    sums = summary(stats, results, seconds, unit, options.writes_text, stats.length)
     log(options.place + interrupted + sums)
     if status == INTERRUPTED and options.output_file and (options.is_resumable or options.place):
         log(f"go on with: {resuming_command('generate', options.argv)}")

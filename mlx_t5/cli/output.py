@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mlx_t5.cli.generate_options import MainOptions
-    from mlx_t5.engine.document_results import DocumentStats
-    from mlx_t5.engine.rows import Result
+    from mlx_t5.engine.rows import Result, Stats
     from mlx_t5.scoring.pairs import Score
 
 OF_RESULTS = ("score", "error", "pieces")  # fields of some results
@@ -150,7 +149,12 @@ def error_of(outcome: Any) -> str | None:
 
 
 def summary(
-    stats: DocumentStats, results: int, seconds: float, unit: str = "prompts", texts: bool = True
+    stats: Stats,
+    results: int,
+    seconds: float,
+    unit: str = "prompts",
+    texts: bool = True,
+    cut_off: int = 0,
 ) -> str:
     """Summarizes results in one line.
 
@@ -160,6 +164,7 @@ def summary(
         seconds: the time that all results took, without waiting for a pipe or a terminal.
         unit: plural name of the results.
         texts: whether the results are texts, not scores or vectors.
+        cut_off: number of texts, or of pieces of documents, that reached max_tokens.
     """
     parts, seconds = [], max(seconds, 1e-9)
     if not texts:
@@ -167,16 +172,17 @@ def summary(
         parts.append(f"{results / seconds:.1f} prompts/s")
     else:
         parts += [f"{results} {unit}"] if results > 1 else []
-        if stats.pieces:  # of documents
+        pieces = getattr(stats, "pieces", 0)  # of documents
+        if pieces:
             counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-            noun = "piece" if stats.pieces == 1 else "pieces"
-            parts.append(f"{stats.pieces} {noun}{f' ({named})' if named else ''}")
+            noun = "piece" if pieces == 1 else "pieces"
+            parts.append(f"{pieces} {noun}{f' ({named})' if named else ''}")
         decoded = stats.generated_tokens - stats.reused_tokens
         parts.append(f"{decoded} tokens in {seconds:.2f} s")
         parts.append(f"{decoded / seconds:.1f} tokens/s")
-        if stats.length:
-            parts.append(f"cut off by --max-tokens: {stats.length}")
+        if cut_off:
+            parts.append(f"cut off by --max-tokens: {cut_off}")
         parts += [f"{stats.reused} reused"] if stats.reused else []
     if stats.drafted:
         accepted = f"{stats.accepted} of {stats.drafted} drafted"

@@ -62,11 +62,12 @@ def write_text(
             log(f"error: {error}")
         seconds = time.perf_counter() - began if split else chunk.stats.decode_seconds
         interrupted = "interrupted: " if status == INTERRUPTED else ""
-        stats = DocumentStats()
-        stats.add(chunk.stats)
-        if chunk.result and chunk.result.finish_reason == "length" and not split:
-            stats.length = 1
-        log(options.place + interrupted + summary(stats, 1, seconds))
+        cut_off = 0
+        if isinstance(chunk.stats, DocumentStats):
+            cut_off = chunk.stats.length
+        elif chunk.result and chunk.result.finish_reason == "length":
+            cut_off = 1
+        log(options.place + interrupted + summary(chunk.stats, 1, seconds, cut_off=cut_off))
     if status == INTERRUPTED and options.place:
         log(f"go on with: {resuming_command('generate', options.argv)}")
     return status

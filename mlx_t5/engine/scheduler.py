@@ -143,7 +143,8 @@ class Scheduler:
             order = sorted(self.waiting, key=lambda row: abs(len(row.ids) - oldest))
         joining, later = order[:count], order[count:]
         if not self.bulk:
-            return [*joining[:1], *fitting(joining[:1], joining[1:], MAX_JOINING_TOKENS)], []
+            first, others = joining[:1], joining[1:]
+            return [*first, *fitting(first, others, MAX_JOINING_TOKENS)] if others else first, []
         new, later = ([row for row in some if row.states is None] for some in (joining, later))
         return joining, fitting(new, later, PASS_POSITIONS) if new and later else []
 
