@@ -328,13 +328,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def check_names(given: Iterable[str]) -> None:
-    """Raises `TypeError` for an argument that is not a setting, as Python does."""
-    names = [field.name for field in fields(Settings)]
-    for name in given:
-        if name not in names:
-            question = did_you_mean(name, [*names, *SETTINGS])
-            raise TypeError(f"got an unexpected keyword argument {name!r}{question}")
+def unexpected(name: str) -> TypeError:
+    """Python's error for an argument that is not a setting, with the one that may be meant."""
+    question = did_you_mean(name, [*(field.name for field in fields(Settings)), *SETTINGS])
+    return TypeError(f"got an unexpected keyword argument {name!r}{question}")
 
 
 def check_exact(settings: Settings, width: int) -> None:
