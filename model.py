@@ -301,10 +301,10 @@ class Stack(nn.Module):
     @property
     def arrays(self) -> tuple[list[Blocks], Norm]:
         """The present arrays of every layer and of the last norm."""
-        return self.derived.of([*self.layers, self.norm], self._look_up)
-
-    def _look_up(self) -> tuple[list[Blocks], Norm]:
-        return [layer.blocks() for layer in self.layers], Norm.of(self.norm)
+        return self.derived.of(
+            [*self.layers, self.norm],
+            lambda: ([layer.blocks() for layer in self.layers], Norm.of(self.norm)),
+        )
 
     @property
     def cross_inputs(self) -> list[tuple[Matrix, ...]]:
@@ -518,7 +518,7 @@ class T5(nn.Module):
         return encoder_bytes(self.config, self.dtype.size, rows, source)
 
     def weights_read(self) -> WeightsRead:
-        if not self.can_decode:
+        if "decoder" not in self:
             return WeightsRead(0, 0, "")
         layers, _ = self.decoder.arrays
         arrays = [leaf for _, leaf in tree_flatten([layers, self.head])]

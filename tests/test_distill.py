@@ -139,6 +139,7 @@ def test_a_quantized_draft_gets_a_new_vocabulary_without_training(trial, run, tm
     """Only its head changes, and the verdict compares both drafts."""
     options = {"quantize": True, "q_group_size": 32, "quant_predicate": "embed_8"}
     start = convert(BUNDLED / "draft", tmp_path / "quantized", "float32", **options)
+    capsys.readouterr()  # what the conversion tells
     output = tmp_path / "own"
     shutil.copytree(trial[0].with_name("draft-work") / "answers", tmp_path / "own-work/answers")
     flags = ["--draft-model", str(start), "--iters", "0", "--draft-vocab-size", "900"]

@@ -119,7 +119,7 @@ def run_peers(args: argparse.Namespace, command: str) -> int:
     tables: list[dict] = []
     with contextlib.ExitStack() as stack:
         pair = {"model": args.model, "draft_model": args.draft_model, "dtype": args.dtype}
-        start_project = partial(start, PROJECT, {}, **pair)
+        start_project = partial(start_program, PROJECT, {}, **pair)
         project = stack.enter_context(start_project())
         facts = project.call("describe")
         print(printing.header(facts, command, **workload.header_fields(args)), flush=True)
@@ -152,7 +152,7 @@ def run_peers(args: argparse.Namespace, command: str) -> int:
     return int(differs and facts["dtype"] == "float32")
 
 
-def start(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
+def start_program(name: str, environment: Mapping[str, str], **keywords: Any) -> Process:
     waiting = {variable: os.environ.get(variable, value) for variable, value in WAITING.items()}
     return Process(PROGRAMS[name], {**environment, **waiting}, **keywords)
 
@@ -166,7 +166,7 @@ def starters_of_others(
     more = {"transformers": {"draft": draft}, "CTranslate2": {"scratch": str(scratch / "ct2")}}
     environment = dict.fromkeys(THREADS, str(facts["threads"]))
     return {
-        name: partial(start, name, environment, **common, **keywords)
+        name: partial(start_program, name, environment, **common, **keywords)
         for name, keywords in more.items()
     }
 
