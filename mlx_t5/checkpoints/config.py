@@ -15,6 +15,8 @@ from mlx_t5.errors import UserError, shown
 from mlx_t5.installation import command
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+# Their model_type is t5, but they read patches of a series instead of tokens.
+OTHER_FORECASTERS = {"ChronosBoltModelForForecasting": "Chronos-Bolt", "Chronos2Model": "Chronos-2"}
 ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
@@ -85,6 +87,11 @@ class T5Config:
         if raw.get("model_type") not in MODEL_TYPES:
             cause = f"model_type in config.json is {reprlib.repr(raw.get('model_type'))}"
             raise UserError(f"{cause}; only T5 models are supported: {', '.join(MODEL_TYPES)}")
+        names = raw.get("architectures")
+        for name in names if isinstance(names, list) else []:
+            if isinstance(name, str) and name in OTHER_FORECASTERS:
+                other = f"this model is {OTHER_FORECASTERS[name]}, of another architecture than T5"
+                raise UserError(f"{other}; only Chronos-T5 (amazon/chronos-t5-small) is supported")
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = None if field.default == () else raw.get(field.name)  # from other entries
