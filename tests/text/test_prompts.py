@@ -66,9 +66,7 @@ def test_a_bad_mask_is_refused_and_fails_alone_in_a_list(mask, complaint):
         assert str(error.value).startswith(complaint)
     bad, fine = decoder.generate([SOURCE, SOURCE], max_tokens=5, attention_mask=[mask, None])
     assert bad.error.startswith(complaint) and fine.tokens == greedy(decoder.model, SOURCE, 5)[0]
-    with pytest.raises(
-        UserError, match="attention_mask is .*; it must be a list of 2"
-    ):
+    with pytest.raises(UserError, match="attention_mask is .*; it must be a list of 2"):
         decoder.generate([SOURCE, SOURCE], attention_mask=[[1] * 6])
 
 
