@@ -360,6 +360,7 @@ class SpeculativeDecoder:
         num_samples: int = 1,
         prediction: Any = None,
         reuse: bool = True,
+        attention_mask: Any = None,
         **options: Any,
     ) -> Result | list[Result]:
         """Decodes one prompt or several.
@@ -380,6 +381,8 @@ class SpeculativeDecoder:
             prediction: the expected output, as text or token ids, to copy proposals from; for a
                 list of prompts, a list with a prediction or None for each prompt.
             reuse: whether greedy prompts with equal tokens are decoded once.
+            attention_mask: for token ids, 0 for each that must be ignored and 1 for the others, as
+                in transformers; for a list of prompts, a list with a mask or None for each prompt.
             **options: further arguments of `request`: the other generation settings, such as
                 repetition_penalty, and those that cut texts into pieces or translate them.
 
@@ -395,7 +398,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: a value is out of range, or the only prompt cannot be decoded.
         """
-        given, single = checked_prompts(prompts, seed, prediction)
+        given, single = checked_prompts(prompts, seed, prediction, attention_mask)
         predicted = any(prompt.prediction is not None for prompt in given)
         options.update(max_tokens=max_tokens, temp=temp, top_k=top_k, top_p=top_p)
         request = self.request(0, num_samples, reuse, predicted=predicted, **options)
@@ -480,7 +483,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts: texts or token ids, or `text.prompts.Prompt`, which may have a prediction, an
-                index and a seed. An exception in place of a prompt becomes its result's error.
+                index, a seed and a mask. An exception in place of a prompt becomes its result's
+                error.
             request: how to decode the prompts, made by `request`; None for the defaults.
             batch_size: as in `generate`.
             ready: while rows are decoding, the next prompt is read only if `ready` returns True, so
@@ -508,6 +512,7 @@ class SpeculativeDecoder:
         seed: int = 0,
         batch_size: int = DEFAULT_BATCH_SIZE,
         prediction: str | Sequence[int] | None = None,
+        attention_mask: Sequence[int] | None = None,
         **options: Any,
     ) -> Generator[Chunk, None, None]:
         """Decodes one prompt, step by step; arguments and errors as in `generate`.
@@ -522,7 +527,8 @@ class SpeculativeDecoder:
         request = self.request(
             seed, stream=True, predicted=predicted, max_tokens=max_tokens, **options
         )
-        chunks = self.chunks(Prompt(prompt, prediction=prediction), request, batch_size)
+        source = Prompt(prompt, prediction=prediction, attention_mask=attention_mask)
+        chunks = self.chunks(source, request, batch_size)
         return _with_errors_raised(chunks)
 
     def chunks(
@@ -543,10 +549,14 @@ class SpeculativeDecoder:
         return (row.chunk() for _ in scheduler.follow(engine, row))
 
     def score(
-        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
+        self,
+        prompts: Any,
+        targets: Any,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        attention_mask: Any = None,
     ) -> list[Score]:
         """Returns the log-probabilities of given target texts; see `Scoring.score`."""
-        return self.scoring.score(prompts, targets, batch_size)
+        return self.scoring.score(prompts, targets, batch_size, attention_mask)
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
@@ -555,10 +565,14 @@ class SpeculativeDecoder:
         return self.scoring.rerank(query, documents, top_n, **options)
 
     def embed(
-        self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
+        self,
+        prompts: Any,
+        normalize: bool = False,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        attention_mask: Any = None,
     ) -> np.ndarray:
         """Returns one vector per prompt, float32 (prompts, size); see `Embeddings.embed`."""
-        return self.embeddings.embed(prompts, normalize, batch_size)
+        return self.embeddings.embed(prompts, normalize, batch_size, attention_mask)
 
     @cached_property
     def scoring(self) -> Scoring:

@@ -4,12 +4,16 @@ import copy
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.drafting.source_copy import SourceCopy
+from mlx_t5.errors import UserError
 from mlx_t5.model import T5, load
+from mlx_t5.network.sharing import shared_draft
 
 torch = pytest.importorskip("torch")
 from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402
@@ -60,12 +64,12 @@ class Pair:
     reference: T5ForConditionalGeneration
     folder: Path  # the target's folder
 
-    def expected(self, prompt, ends=(), **rules):
+    def expected(self, prompt, ends=(), mask=None, **rules):
         """Returns transformers' greedy text: (tokens without the end token, reason)."""
         rules = {RENAMED.get(name, name): value for name, value in rules.items()}
         out = self.reference.generate(
-            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False,
-            eos_token_id=list(ends) or None, **rules,
+            torch.tensor([prompt]), attention_mask=mask and torch.tensor([mask]),
+            max_new_tokens=LONGEST, do_sample=False, eos_token_id=list(ends) or None, **rules,
         )[0, 1:].tolist()  # fmt: skip
         return (out[:-1], "stop") if out[-1] in ends else (out, "length")
 
@@ -121,6 +125,78 @@ def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
     rate = sum(r.stats.accepted for r in results) / sum(r.stats.drafted for r in results)
     assert 0.2 < rate < 0.95
     assert len({token for result in results for token in result.tokens}) > 6
+
+
+# Of each prompt: hidden inside, at the beginning, at many places, at the end; and nothing.
+MASKS = [[1, 0, 1, 1], [0, 1, 1], [int(i % 4 > 1) for i in range(26)], [1, 0], None]
+
+
+def with_masks(pair, **rules):
+    return [pair.expected(p, mask=m, **rules)[0] for p, m in zip(PROMPTS, MASKS, strict=True)]
+
+
+def drafts(pair):
+    """Returns no draft, one with its own encoder, one that reads the target's, and copies."""
+    return None, pair.draft, shared_draft(pair.target, 1), SourceCopy(lookup=True)
+
+
+def test_masked_tokens_are_ignored_as_in_transformers(pair):
+    expected, unmasked = with_masks(pair), [pair.expected(p)[0] for p in PROMPTS]
+    assert [a == b for a, b in zip(expected, unmasked, strict=True)] == [False] * 4 + [True]
+    for draft in drafts(pair):
+        decoder = SpeculativeDecoder(pair.target, draft, None, 3)
+        for size in (1, 5):
+            results = decoder.generate(PROMPTS, LONGEST, attention_mask=MASKS, batch_size=size)
+            assert [r.tokens for r in results] == expected
+        options = {"max_tokens": LONGEST, "attention_mask": np.array(MASKS[0], bool)}
+        assert decoder.generate(PROMPTS[0], **options).tokens == expected[0]
+        chunks = decoder.stream(PROMPTS[0], **options)
+        assert [token for chunk in chunks for token in chunk.tokens] == expected[0]
+
+
+def test_equal_tokens_with_different_masks_are_different_prompts(pair):
+    masks = [[1, 0, 1, 1], None, [1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 1, 1]]
+    expected = [pair.expected(PROMPTS[0], mask=mask)[0] for mask in masks]
+    results = SpeculativeDecoder(pair.target, pair.draft, None, 3).generate(
+        [PROMPTS[0]] * 5, LONGEST, attention_mask=masks
+    )
+    assert [r.tokens for r in results] == expected and expected[0] != expected[1] != expected[2]
+    assert [r.stats.reused for r in results] == [0, 0, 0, 1, 1]
+
+
+def test_masks_hold_for_beams_samples_and_exact_decoding(pair):
+    beams = with_masks(pair, num_beams=3, length_penalty=0.8)
+    rules = {"num_beams": 3, "length_penalty": 0.8}
+    decoder = SpeculativeDecoder(pair.target, pair.draft, None, 3)
+    results = decoder.generate(PROMPTS, LONGEST, attention_mask=MASKS, **rules)
+    assert [r.tokens for r in results] == beams
+    likeliest = {"temp": 1.0, "top_k": 1, "num_samples": 2, "attention_mask": MASKS}
+    expected = with_masks(pair)
+    results = decoder.generate(PROMPTS, LONGEST, **likeliest)
+    assert [r.tokens for r in results] == [tokens for tokens in expected for _ in range(2)]
+    try:
+        exact = SpeculativeDecoder(pair.target, pair.draft, None, 3, exact=True)
+        results = exact.generate(PROMPTS, LONGEST, attention_mask=MASKS)
+    except UserError as error:
+        assert "exact decoding is not possible here" in str(error)
+    else:
+        assert [r.tokens for r in results] == expected
+
+
+def test_scores_and_vectors_ignore_masked_tokens(pair):
+    decoder = SpeculativeDecoder(pair.target)
+    scores = decoder.score(PROMPTS, [[7, 8, 9]] * 5, attention_mask=MASKS)
+    vectors = decoder.embed(PROMPTS, attention_mask=MASKS)
+    for prompt, mask, score, vector in zip(PROMPTS, MASKS, scores, vectors, strict=True):
+        mask = torch.tensor([mask or [1] * len(prompt)])
+        with torch.no_grad():
+            out = pair.reference(
+                torch.tensor([prompt]), mask, decoder_input_ids=torch.tensor([[0, 7, 8]])
+            )
+        logprobs = out.logits[0].log_softmax(-1)[range(3), [7, 8, 9]]
+        assert score.token_logprobs == pytest.approx(logprobs.tolist(), abs=1e-3)
+        mean = out.encoder_last_hidden_state[0][mask[0] > 0].mean(0)
+        np.testing.assert_allclose(vector, mean.numpy(), atol=1e-3)
 
 
 @slow

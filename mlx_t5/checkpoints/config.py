@@ -17,6 +17,8 @@ from mlx_t5.installation import command
 from mlx_t5.settings import FLAG, Range, checked, refusal
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+# Their model_type is t5, but they read patches of a series instead of tokens.
+OTHER_FORECASTERS = {"ChronosBoltModelForForecasting": "Chronos-Bolt", "Chronos2Model": "Chronos-2"}
 ACTIVATION_NAMES = (
     "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish",
     "relu6", "tanh",
@@ -93,6 +95,11 @@ class T5Config:
         if raw.get("model_type") not in MODEL_TYPES:
             kind = reprlib.repr(raw.get("model_type"))
             raise UserError(f"config.json: model_type is {kind}, not {', '.join(MODEL_TYPES)}")
+        names = raw.get("architectures")
+        for name in names if isinstance(names, list) else []:
+            if isinstance(name, str) and name in OTHER_FORECASTERS:
+                other = f"this model is {OTHER_FORECASTERS[name]}, of another architecture than T5"
+                raise UserError(f"{other}; only Chronos-T5 (amazon/chronos-t5-small) is supported")
         values: dict[str, Any] = {}
         ends = raw.get("eos_token_id")
         if isinstance(ends, list):

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from mlx_t5 import loading
 from mlx_t5.backend import device_name, mx
 from mlx_t5.checkpoints import generation_config
+from mlx_t5.checkpoints.config import read_config
 from mlx_t5.cli.arguments import BAD_INPUT, INTERRUPTED, log, message_of, resuming_command
 from mlx_t5.cli.generate_options import MainOptions
 from mlx_t5.cli.input import Line, Lines
@@ -156,6 +157,9 @@ def _load(
     )
     if options.writes_text:
         decoder.model.require_decoder()
+    if decoder.tokenizer is None and "chronos_config" in read_config(models.target):
+        cause = "the model continues series of numbers, and has no tokenizer for text"
+        raise UserError(f"{cause}; call it in Python as docs/forecasting.md does")
     if options.translation_prefix:
         template = options.translation_prefix
         decoder.translations = replace(decoder.translations, template=template)

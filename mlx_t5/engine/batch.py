@@ -17,6 +17,7 @@ from mlx_t5.engine.memory import require_for
 from mlx_t5.engine.rows import Row
 from mlx_t5.network.encoding import encoder_states, make_cache
 from mlx_t5.network.interface import Target
+from mlx_t5.text.prompts import HIDDEN
 
 
 class Batch:
@@ -56,7 +57,8 @@ class Batch:
         if self.draft:
             self.draft.insert(sources, encoded)
         if self.copy:
-            self.copy.insert(sources, [row.prediction for row in rows])
+            visible = [[token for token in ids if token != HIDDEN] for ids in sources]
+            self.copy.insert(visible, [row.prediction for row in rows])
         if self.cache is None:
             self.cache = cache
         else:

@@ -158,6 +158,8 @@ def _document(
             if not options.target_language:
                 raise UserError("prediction cannot be combined with split")
             options = replace(options, split="none")
+        if prompt.attention_mask is not None:
+            raise UserError("attention_mask cannot be combined with split")
         limits = config.n_positions, config.task_prefixes
         return fitted_document(source, options, tokenizer, *limits)
     except UserError as error:

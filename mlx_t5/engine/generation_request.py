@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_t5.engine.rows import Row
@@ -54,13 +54,11 @@ class GenerationRequest:
         # An empty line is translated by an empty one.
         nothing = self.document.target_language and source == ""
         try:
-            if isinstance(source, Exception):
-                raise UserError(str(source))
-            if prefix and not isinstance(source, str):
+            if prefix and not isinstance(source, (str, Exception)):
                 raise UserError("a prefix needs a text, not token ids")
             if prefix and isinstance(source, str) and source.strip():
                 source = prefix + source
-            ids = token_ids(source, tokenizer, vocab_size)
+            ids = token_ids(replace(prompt, source=source), tokenizer, vocab_size)
             if prompt.prediction is not None:
                 if settings.num_beams > 1:
                     raise UserError("num_beams cannot be combined with prediction")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mlx_t5.backend import mx
 from mlx_t5.network.cache import source_width
+from mlx_t5.text.prompts import HIDDEN
 
 if TYPE_CHECKING:
     from mlx_t5.model import T5
@@ -75,12 +76,13 @@ def in_halves(
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[mx.array, mx.array | None]:
-    """Right-pads token lists: ids (rows, S), and a bool mask or None without padding."""
+    """Right-pads token lists: ids (rows, S), and a bool mask or None if no token is hidden."""
     width = source_width(max(map(len, rows)), len(rows))
-    ids = mx.array([list(row) + [pad] * (width - len(row)) for row in rows], mx.int32)
-    if all(len(row) == width for row in rows):
+    ids = mx.array([list(row) + [HIDDEN] * (width - len(row)) for row in rows], mx.int32)
+    if all(len(row) == width and HIDDEN not in row for row in rows):
         return ids, None
-    return ids, mx.arange(width) < mx.array([[len(row)] for row in rows])
+    mask = ids != HIDDEN
+    return mx.where(mask, ids, pad), mask
 
 
 def encoder_states(model: Target, sources: Sequence[Sequence[int]]) -> list[mx.array]:
@@ -106,12 +108,8 @@ def make_cache(
     """A decoder's cache for encoded sources, lazily; equal sources are computed once."""
     keys = [tuple(source) for source in sources]
     distinct = dict(zip(keys, states, strict=True))
-    lengths = [len(source) for source in distinct]
-    width = source_width(max(lengths), len(lengths))
-    encoded = [mx.pad(x, ((0, width - len(x)), (0, 0))) for x in distinct.values()]
-    mask = None
-    if min(lengths) < width:
-        mask = mx.arange(width) < mx.array(lengths)[:, None]
+    ids, mask = padded(list(distinct), model.config.pad_token_id)
+    encoded = [mx.pad(x, ((0, ids.shape[1] - len(x)), (0, 0))) for x in distinct.values()]
     cache = model.cache(mx.stack(encoded), mask)
     if len(distinct) < len(keys):  # equal sources share what was computed, but not their rows
         row_of = {source: row for row, source in enumerate(distinct)}

@@ -48,13 +48,13 @@ class ExactTarget:
         self.weights_read = model.weights_read
 
     def encode(self, ids: mx.array, mask: mx.array | None = None) -> mx.array:
-        rows = [(self.model.encode(ids[i : i + 1, :n]), n) for i, n in _lengths(ids, mask)]
-        padded = [mx.pad(x, [(0, 0), (0, ids.shape[1] - n), (0, 0)]) for x, n in rows]
+        rows = [self.model.encode(*row) for row in _unpadded(ids, mask)]
+        padded = [mx.pad(x, [(0, 0), (0, ids.shape[1] - x.shape[1]), (0, 0)]) for x in rows]
         return mx.concatenate(padded)
 
     def cache(self, encoded: mx.array, mask: mx.array | None = None, capacity: int = 1) -> Any:
-        rows = ((encoded[i : i + 1, :n], None, capacity) for i, n in _lengths(encoded, mask))
-        return ExactCache([self.model.cache(*row) for row in rows])
+        rows = _unpadded(encoded, mask)
+        return ExactCache([self.model.cache(*row, capacity) for row in rows])
 
     def decode(self, tokens: mx.array, cache: Any, offsets: list[int]) -> mx.array:
         batch, length = tokens.shape
@@ -69,9 +69,15 @@ class ExactTarget:
         return self.model.encoder_memory(1, source)
 
 
-def _lengths(rows: mx.array, mask: mx.array | None) -> Iterator[tuple[int, int]]:
-    """Yields the index of each row and its number of positions without padding."""
-    yield from enumerate([rows.shape[1]] * len(rows) if mask is None else mask.sum(1).tolist())
+def _unpadded(rows: mx.array, mask: mx.array | None) -> Iterator[tuple[mx.array, mx.array | None]]:
+    """Yields each row up to its last visible position, and its mask, or None if all are visible."""
+    for i in range(len(rows)):
+        row, of_row = rows[i : i + 1], None
+        if mask is not None:
+            visible = mask[i].tolist()
+            n = len(visible) - visible[::-1].index(True)
+            row, of_row = row[:, :n], None if all(visible[:n]) else mask[i : i + 1, :n]
+        yield row, of_row
 
 
 @dataclass

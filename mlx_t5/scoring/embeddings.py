@@ -18,17 +18,17 @@ from mlx_t5.network.cache import source_width
 from mlx_t5.network.encoding import by_length, in_halves, padded
 from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, FLAG, checked
-from mlx_t5.text.prompts import Prompt, as_list, numbered, token_ids
+from mlx_t5.text.prompts import Prompt, checked_prompts, numbered, token_ids
 from mlx_t5.text.tokenizer import encode
 
 NOT_FINITE = "the model's states are NaN or infinite for this prompt; compute in another --dtype"
 
 
-def embedding_ids(prompt: str | Sequence[int], tokenizer: Any, model: T5) -> list[int]:
+def embedding_ids(prompt: Prompt, tokenizer: Any, model: T5) -> list[int]:
     """A prompt's tokens; a text, even an empty one, gets the pooling's prefix and length."""
-    if not isinstance(prompt, str):
+    if not isinstance(prompt.source, str) or prompt.attention_mask is not None:
         return token_ids(prompt, tokenizer, model.config.vocab_size)
-    text = model.pooling.prompt + prompt
+    text = model.pooling.prompt + prompt.source
     ids = encode(tokenizer, text) if tokenizer and not text.strip() else text
     return model.pooling.cut(token_ids(ids, tokenizer, model.config.vocab_size))
 
@@ -40,7 +40,11 @@ class Embeddings:
         self.model, self.tokenizer = model, tokenizer
 
     def embed(
-        self, prompts: Any, normalize: bool = False, batch_size: int = DEFAULT_BATCH_SIZE
+        self,
+        prompts: Any,
+        normalize: bool = False,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        attention_mask: Any = None,
     ) -> np.ndarray:
         """Returns a vector for each prompt: the mean state, unless the folder names other pooling.
 
@@ -48,6 +52,7 @@ class Embeddings:
             prompts: a text, a list of texts, a list of token ids, or a list of lists of token ids.
             normalize: whether to scale vectors to length 1.
             batch_size: maximum number of prompts in a pass; it bounds memory.
+            attention_mask: as in `SpeculativeDecoder.generate`.
 
         Returns:
             float32 (prompts, width); width is d_model or the output size of a dense layer.
@@ -55,7 +60,7 @@ class Embeddings:
         Raises:
             UserError: a prompt cannot be embedded.
         """
-        prompts, _ = as_list(prompts)
+        prompts, _ = checked_prompts(prompts, attention_mask=attention_mask)
         if not prompts:
             width = self.model.pooling.width(self.model.config.d_model)
             return np.zeros((0, width), np.float32)
@@ -74,11 +79,10 @@ class Embeddings:
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[np.ndarray | Exception]:
         """Yields each prompt's vector or its error; reads prompts lazily, as `windows.in_order`."""
-        sources = (prompt.source for prompt in numbered(prompts))
         size, unit = checked("batch_size", batch_size), checked("normalize", normalize, FLAG)
         parts = partial(self.parts, batch_size=size, normalize=unit)
         ids = partial(embedding_ids, tokenizer=self.tokenizer, model=self.model)
-        return in_order(sources, ids, size, parts, ready)
+        return in_order(numbered(prompts), ids, size, parts, ready)
 
     def parts(
         self,

@@ -35,14 +35,12 @@ from mlx_t5.scoring.pairs import (
 )
 from mlx_t5.scoring.windows import NotFinite, Part, in_order, no_memory
 from mlx_t5.settings import DEFAULT_BATCH_SIZE, POSITIVE, checked, is_listlike, refusal, to_list
-from mlx_t5.text.prompts import as_list, token_ids
+from mlx_t5.text.prompts import as_list, checked_prompts, token_ids
 
 # Maximum number of logits computed at once; it decides how many positions a chunk has.
 MAX_LOGITS = 1 << 24
 PAIR = "a prompt and its target"
 NOT_FINITE = "the model's logits are NaN or infinite for this target; compute in another --dtype"
-
-Prompt = str | Sequence[int]
 
 
 def logprobs(logits: mx.array, tokens: mx.array) -> mx.array:
@@ -57,7 +55,11 @@ class Scoring:
         self.model, self.tokenizer = model, tokenizer
 
     def score(
-        self, prompts: Any, targets: Any, batch_size: int = DEFAULT_BATCH_SIZE
+        self,
+        prompts: Any,
+        targets: Any,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        attention_mask: Any = None,
     ) -> list[Score]:
         """Returns the log-probabilities of targets, token by token.
 
@@ -69,6 +71,7 @@ class Scoring:
             targets: one target (a text or token ids), or a list of targets. The end token is added
                 to texts; token ids are scored as they are.
             batch_size: maximum number of targets in a pass; it bounds memory.
+            attention_mask: as in `SpeculativeDecoder.generate`.
 
         Returns:
             A score per target, in the same order. With several targets, the score of a target that
@@ -77,7 +80,7 @@ class Scoring:
         Raises:
             UserError: the numbers of prompts and targets differ, or a single target fails.
         """
-        prompts, single = as_list(prompts)
+        prompts, single = checked_prompts(prompts, attention_mask=attention_mask)
         targets, _ = as_list(targets, "targets")
         if single:
             prompts = prompts * len(targets)
@@ -91,7 +94,7 @@ class Scoring:
 
     def scores(
         self,
-        pairs: Iterable[tuple[Prompt, Prompt] | Exception],
+        pairs: Iterable[tuple[Any, Any] | Exception],
         batch_size: int = DEFAULT_BATCH_SIZE,
         ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[Score]:

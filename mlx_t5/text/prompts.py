@@ -18,6 +18,8 @@ from mlx_t5.text.languages import checked_code
 from mlx_t5.text.tokenizer import encode
 
 PROMPT = "a text or a list of token ids"
+MASK = "a list of 0 and 1, one a token id"
+HIDDEN = -1  # stands for a token of a source to which nothing attends
 # The maximum number of characters, and so of tokens, in a task prefix;
 # "Remove all grammatical errors from this text:" has 45 characters.
 PREFIX_CHARACTERS = 64
@@ -38,12 +40,14 @@ class Prompt:
         index: the number of the prompt in its call; it selects the prompt's random stream.
         prediction: the expected output, to copy proposals from.
         seed: replaces the seed of the call.
+        attention_mask: 0 for token ids to which nothing attends, and 1 for the others.
     """
 
     source: str | Sequence[int] | Exception
     index: int = 0
     prediction: str | Sequence[int] | None = None
     seed: int | None = None
+    attention_mask: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,22 +115,30 @@ def numbered(prompts: Any) -> Iterator[Prompt]:
     return (one if isinstance(one, Prompt) else Prompt(one, index) for index, one in numbers)
 
 
-def checked_prompts(prompts: Any, seed: Any, prediction: Any) -> tuple[list[Prompt], bool]:
+def checked_prompts(
+    prompts: Any, seed: Any = 0, prediction: Any = None, attention_mask: Any = None
+) -> tuple[list[Prompt], bool]:
     """The prompts of `generate`, and whether there is a single one (a text or token ids)."""
     sources, single = as_list(prompts)
-    predictions = [prediction] * len(sources)
+    predictions, masks = [prediction] * len(sources), [attention_mask] * len(sources)
     if prediction is not None and not single:
-        predictions = to_list(prediction) or []
-    if len(predictions) != len(sources):
-        expected = f"a list of {len(sources)}, one a prompt, each {PROMPT} or None"
-        raise refusal("prediction", prediction, expected)
+        predictions = _one_each("prediction", prediction, len(sources), PROMPT)
+    if attention_mask is not None and not single:
+        masks = _one_each("attention_mask", attention_mask, len(sources), MASK)
     if not is_listlike(seed):
         seeds, indexes = [checked("seed", seed)] * len(sources), [*range(len(sources))]
     else:  # each prompt has the text that it has alone
         seeds, indexes = [checked("seed", own) for own in seed], [0] * len(sources)
     if len(seeds) != len(sources):
         raise UserError(f"{len(seeds)} seeds for {len(sources)} prompts; give one seed or one each")
-    return list(map(Prompt, sources, indexes, predictions, seeds)), single
+    return list(map(Prompt, sources, indexes, predictions, seeds, masks)), single
+
+
+def _one_each(name: str, given: Any, count: int, kind: str) -> list:
+    values = to_list(given)
+    if values is None or len(values) != count:
+        raise refusal(name, given, f"a list of {count}, one a prompt, each {kind} or None")
+    return values
 
 
 def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
@@ -141,9 +153,17 @@ def as_list(prompts: Any, name: str = "prompts") -> tuple[list, bool]:
 
 
 def token_ids(
-    prompt: str | Sequence[int], tokenizer: Any, vocab_size: int, what: str = "prompt"
+    prompt: str | Sequence[int] | Prompt, tokenizer: Any, vocab_size: int, what: str = "prompt"
 ) -> list[int]:
     """The tokens of one prompt, checked against the vocabulary; a text gets the end token."""
+    if isinstance(prompt, Prompt):
+        source, mask = prompt.source, prompt.attention_mask
+        if isinstance(source, Exception):
+            raise UserError(str(source))
+        if isinstance(source, str) and mask is not None:
+            raise UserError("attention_mask needs token ids, not a text")
+        of_source = token_ids(source, tokenizer, vocab_size, what)
+        return of_source if mask is None else masked(of_source, mask)
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError(f"a {what} is empty; write the text to work on")
@@ -171,6 +191,23 @@ def token_ids(
         bad = written(next(token for token in ids if not 0 <= token < vocab_size))
         raise UserError(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
     return ids
+
+
+def masked(ids: Sequence[int], mask: Sequence[int]) -> list[int]:
+    """The tokens, with `HIDDEN` in the place of each that the mask hides.
+
+    T5 knows only the distances between tokens, so hidden tokens at both ends are left out.
+    """
+    values = to_list(mask)
+    if values is None or any(is_listlike(value) or value not in (0, 1) for value in values):
+        raise refusal("attention_mask", mask, MASK)
+    if len(values) != len(ids):
+        raise UserError(f"attention_mask has {len(values)} numbers for {len(ids)} token ids")
+    visible = [i for i, value in enumerate(values) if value]
+    if not visible:
+        raise UserError("attention_mask hides every token of a prompt")
+    inside = range(visible[0], visible[-1] + 1)
+    return [ids[i] if values[i] else HIDDEN for i in inside]
 
 
 def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:

@@ -56,6 +56,19 @@ def test_config_json_decides_whether_logits_are_scaled(entries, scaled):
     assert T5Config.from_dict({**RAW, **entries}).scales_logits is scaled
 
 
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("ChronosBoltModelForForecasting", "Chronos-Bolt"), ("Chronos2Model", "Chronos-2")],
+)
+def test_other_models_that_forecast_are_refused_by_name(architecture, name):
+    for raw in (RAW, {"model_type": "t5", "vocab_size": 2}):  # Chronos-2 lacks entries of a T5, too
+        raw = raw | {"architectures": [architecture]}
+        with pytest.raises(UserError, match=f"this model is {name}, of another architecture"):
+            T5Config.from_dict(raw)
+    for harmless in (None, "Chronos2Model", [["Chronos2Model"]], ["T5ForConditionalGeneration"]):
+        assert T5Config.from_dict({**RAW, "architectures": harmless}).vocab_size == 96
+
+
 def test_special_tokens_are_read_in_every_form():
     assert T5Config.from_dict({**RAW, "eos_token_id": 7}).eos_token_ids == (7,)
     assert T5Config.from_dict({**RAW, "eos_token_id": [7]}).eos_token_ids == (7,)

@@ -45,6 +45,38 @@ def test_bad_arguments_are_refused(arguments, complaint):
         SpeculativeDecoder(target()).generate(**arguments)
 
 
+MASK = "it must be a list of 0 and 1, one a token id"
+BAD_MASKS = [
+    ([1] * 5, "attention_mask has 5 numbers for 6 token ids"),
+    ([0] * 6, "attention_mask hides every token of a prompt"),
+    ([1, 2, 1, 1, 1, 1], f"attention_mask is [1, 2, 1, 1, 1, 1]; {MASK}"),
+    ([[1] * 6], f"attention_mask is [[1, 1, 1, 1, 1, 1]]; {MASK}"),
+    ([np.ones(2), 1, 1, 1, 1, 1], "attention_mask is [array("),
+    (1, f"attention_mask is 1; {MASK}"),
+    ("111111", f"attention_mask is '111111'; {MASK}"),
+]
+
+
+@pytest.mark.parametrize(("mask", "complaint"), BAD_MASKS)
+def test_a_bad_mask_is_refused_and_fails_alone_in_a_list(mask, complaint):
+    decoder = SpeculativeDecoder(target())
+    for call in (decoder.generate, decoder.stream):
+        with pytest.raises(UserError) as error:
+            call(SOURCE, attention_mask=mask)
+        assert str(error.value).startswith(complaint)
+    bad, fine = decoder.generate([SOURCE, SOURCE], max_tokens=5, attention_mask=[mask, None])
+    assert bad.error.startswith(complaint) and fine.tokens == greedy(decoder.model, SOURCE, 5)[0]
+    with pytest.raises(UserError, match="attention_mask is .*; it must be a list of 2"):
+        decoder.generate([SOURCE, SOURCE], attention_mask=[[1] * 6])
+
+
+@pytest.mark.parametrize("options", [{}, {"split": "sentences"}])
+def test_a_text_has_no_mask(options, decoder):
+    cause = "attention_mask (needs token ids, not a text|cannot be combined with split)"
+    with pytest.raises(UserError, match=cause):
+        decoder.generate("fix grammar: He go.", attention_mask=[1], **options)
+
+
 def test_no_prompts_give_no_results():
     assert SpeculativeDecoder(target()).generate([]) == []
 

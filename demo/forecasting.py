@@ -1,0 +1,162 @@
+"""Draws docs/forecasting.png by the code of docs/forecasting.md, and times Chronos-T5's shapes.
+
+`python -m demo.forecasting` trains a tiny model of Chronos-T5's form on waves with a trend and
+noise, which takes some minutes, and lets it forecast the page's series. `python -m demo.forecasting
+large` times 20 samples of 64 tokens with random weights of chronos-t5-large's shape, here and in
+torch; `tiny`, `mini`, `small` and `base` are the other shapes. Needs requirements/benchmark.txt.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from mlx_t5.backend import device_name, on_cpu
+from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.disk import BUNDLED
+from mlx_t5.model import load
+
+DOCS = BUNDLED.parent / "docs"
+CHRONOS: dict[str, Any] = {  # of the config.json of amazon/chronos-t5-tiny to -large
+    "tokenizer_class": "MeanScaleUniformBins",
+    "tokenizer_kwargs": {"low_limit": -15.0, "high_limit": 15.0},
+    "n_tokens": 4096, "n_special_tokens": 2, "pad_token_id": 0, "eos_token_id": 1,
+    "use_eos_token": True, "model_type": "seq2seq", "context_length": 512,
+    "prediction_length": 64, "num_samples": 20, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+}  # fmt: skip
+SHAPES = {  # layers, d_model, d_ff, heads
+    "tiny": (4, 256, 1024, 4), "mini": (4, 384, 1536, 8), "small": (6, 512, 2048, 8),
+    "base": (12, 768, 3072, 12), "large": (24, 1024, 4096, 16),
+}  # fmt: skip
+STEPS, BATCH = 500, 16
+
+
+def new_model(shape: tuple[int, int, int, int], chronos: dict[str, Any] = CHRONOS, **more) -> Any:
+    """Returns a random model of transformers with `chronos` in its config."""
+    layers, d_model, d_ff, heads = shape
+    sizes = {"num_layers": layers, "d_model": d_model, "d_ff": d_ff, "num_heads": heads, "d_kv": 64}
+    tokens = {"vocab_size": chronos["n_tokens"], "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(**sizes, **tokens, chronos_config=chronos, **more))
+
+
+def blocks() -> list[str]:
+    """Returns the Python blocks of docs/forecasting.md: its functions, then their use."""
+    page = (DOCS / "forecasting.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def waves(rng: np.random.Generator, length: int) -> np.ndarray:
+    """Returns random series (BATCH, length): waves of 24 steps, with a trend and noise."""
+
+    def between(low: float, high: float) -> np.ndarray:
+        return rng.uniform(low, high, (BATCH, 1))
+
+    steps = np.arange(length)
+    wave = between(2, 4) * np.sin(2 * np.pi * (steps / 24 + between(0, 1)))
+    noise = between(0.2, 0.8) * rng.normal(size=(BATCH, length))
+    return between(8, 12) + between(-0.03, 0.03) * steps + wave + noise
+
+
+def train(folder: Path, steps: int = STEPS) -> None:
+    """Trains a tiny model on waves and saves it in the form of Chronos-T5."""
+    # Few tokens are learned faster, and bins from 0 to 2 are fine enough for these series.
+    limits = {"tokenizer_kwargs": {"low_limit": 0.0, "high_limit": 2.0}}
+    chronos = CHRONOS | {"n_tokens": 100} | limits
+    page: dict[str, Any] = {}
+    exec(blocks()[0], page)
+    torch.manual_seed(0)
+    rng, future = np.random.default_rng(1), chronos["prediction_length"]
+    model = new_model((1, 64, 128, 2), chronos, dropout_rate=0.0).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, steps, pct_start=0.1)
+    bins = page["centers"](chronos)
+    for _ in range(steps):
+        past = int(rng.integers(40, 97))
+        series = waves(rng, past + future)
+        series /= np.abs(series[:, :past]).mean(axis=1, keepdims=True)
+        ids = np.searchsorted((bins[1:] + bins[:-1]) / 2, series, side="right")
+        ids += chronos["n_special_tokens"] + 1
+        ends = np.full((BATCH, 1), chronos["eos_token_id"])
+        sources = torch.tensor(np.concatenate([ids[:, :past], ends], axis=1))
+        labels = torch.tensor(ids[:, past:].copy())
+        loss = model(input_ids=sources, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.save_pretrained(folder)
+
+
+def draw() -> None:
+    """Runs the page with a model that was trained here."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder))
+        model, _ = load(folder)
+        page: dict[str, Any] = {"__name__": "page"}
+        exec(blocks()[0], page)
+        use = blocks()[1].replace("SpeculativeDecoder.from_pretrained(name, draft=draft)", "ours")
+        page["ours"] = SpeculativeDecoder(model)
+        exec(use.replace('"forecast.png"', "picture"), page | {"picture": DOCS / "forecasting.png"})
+
+
+def timed(name: str, call: Callable[..., Any], shortest: str, longest: str) -> Any:
+    """Prints the seconds of a forecast; the two names are those of the options for its length."""
+    call(**{shortest: 8, longest: 8})  # warms up
+    started = time.perf_counter()
+    result = call(**dict.fromkeys((shortest, longest), CHRONOS["prediction_length"]))
+    print(f"{name:36} {time.perf_counter() - started:7.2f} s", end="", flush=True)
+    return result
+
+
+def measure(size: str) -> None:
+    """Prints the seconds of a forecast by random weights, in torch and here.
+
+    Random models of different shapes hardly ever agree, so nearly no proposal is kept, which is the
+    worst case of speculation; with delta 1 every proposal is kept, which is the best one.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = "float32" if on_cpu() else "bfloat16"
+    print(f"chronos-t5-{size}'s shape, {dtype}, {device_name()}; torch: {dtype}, {device}")
+    torch.manual_seed(0)
+    ids = torch.randint(3, CHRONOS["n_tokens"], (1, CHRONOS["context_length"] + 1))
+    top_k, samples = CHRONOS["top_k"], CHRONOS["num_samples"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, shape in (("draft", SHAPES["tiny"]), ("target", SHAPES[size])):
+            reference = new_model(shape, initializer_factor=0.05).eval()
+            reference.save_pretrained(f"{folder}/{name}")
+        target, draft = (load(f"{folder}/{name}", dtype)[0] for name in ("target", "draft"))
+    reference = reference.to(device, getattr(torch, dtype))
+    inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+    sampling = {"do_sample": True, "top_k": top_k, "num_return_sequences": samples}
+    by_torch = partial(reference.generate, **inputs, **sampling)
+    timed("torch", by_torch, "min_new_tokens", "max_new_tokens")
+    print()
+    for name, proposer, number, delta in (
+        ("regular", None, "auto", 0),
+        ("auto, nearly nothing kept", draft, "auto", 0),
+        ("4 proposals, nearly nothing kept", draft, 4, 0),
+        ("4 proposals, all kept (delta 1)", draft, 4, 1),
+    ):
+        decoder = SpeculativeDecoder(target, proposer, num_draft=number, delta=delta)
+        sampling = {"temp": CHRONOS["temperature"], "top_k": top_k, "num_samples": samples}
+        ours = partial(decoder.generate, ids[0].tolist(), **sampling)
+        stats = [result.stats for result in timed(name, ours, "min_tokens", "max_tokens")]
+        print(f", {sum(s.accepted for s in stats)} of {sum(s.drafted for s in stats)} kept")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        measure(sys.argv[1])
+    else:
+        draw()
