@@ -169,6 +169,7 @@ async def _decoded(
     settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
     request, texts = GenerationRequest(settings), len(prompts) * beams
     job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
+    job.sources = [str(prompt.source) for prompt in prompts]
     results = await service.results(job, receive)
     return [results[i : i + beams] for i in range(0, texts, beams)]
 

@@ -127,7 +127,7 @@ async def _openai(
         return await _streamed(service, job, chunks, builder)
     last = await last_chunks(chunks)
     results = [chunk.result for chunk in last]
-    service.log_texts("texts", [result.text for result in results])
+    service.decoded(job, results)
 
     def render() -> str:
         usage = builders.usage(job, [result.stats for result in results])
@@ -157,7 +157,7 @@ async def _streamed(
             if builder.usage_at_end:
                 usage = builders.usage(job, [result.stats for result in results])
                 yield _event(builder.answer([], usage=usage))
-            service.log_texts("texts", [result.text for result in results])
+            service.decoded(job, results)
             yield "data: [DONE]\n\n"
         except Exception as error:
             yield _event(failure_of(error).body)

@@ -269,7 +269,7 @@ def lines(path):
     return [json.loads(line)["prompt"] for line in path.read_text("utf-8").splitlines()]
 
 
-def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
+def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path, monkeypatch):
     path = tmp_path / "prompts.jsonl"
     with LocalServer(decoder, "demo", saved=SavedPrompts(str(path), 5)) as server:
         asked(server, q=f"{CATS} We eat. {CATS}")
@@ -277,6 +277,12 @@ def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
             assert server.http.post("/v1/completions", json={"prompt": prompt}).is_success
         assert server.http.post("/v1/completions", json={"prompt": "x", "n": 9}).is_error
         assert server.http.post("/predict", json={"prompt": "fix grammar: He go."}).is_success
+        jobs = server.http.app.state.service.worker.jobs
+        with monkeypatch.context() as full:
+            full.setattr(jobs, "_max_queue", -jobs.max_batch)
+            refused = server.http.post("/predict", json={"prompt": "a"})
+            piece = server.http.post("/translate", json={"q": "a", "target": "fr"})
+            assert refused.status_code == piece.status_code == 429
         expected = [ENGLISH + CATS, ENGLISH + "We eat.", "fix grammar: She have two cat."]
         assert lines(path) == [*expected, "fix grammar: He go."]
         asked(server, q=["A é.", "B.", "C."])
