@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 Body = requests.PredictRequest | requests.TextRequest
 MAX_PIECES = 5_000  # of a document
+LONG = 20_000  # characters of texts that are cut one request at a time
 BATCHES_PER_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
@@ -130,6 +131,7 @@ class Service:
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
+        self._cutting = asyncio.Lock()  # for long texts, so that short ones find a thread
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
         self.token_decoder = TokenDecoder(self.tokenizer)
@@ -256,8 +258,11 @@ class Service:
                     raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
+        # A text of a few characters takes as long as 100 characters of a long one.
+        is_long = sum(len(text) + 100 for text in texts) > LONG
         with refusing(param):
-            return await asyncio.to_thread(cut)
+            async with self._cutting if is_long else nullcontext():
+                return await asyncio.to_thread(cut)
 
     def _prefix(self, body: Body) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
