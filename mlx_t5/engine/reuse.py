@@ -47,6 +47,10 @@ class AnswerStore:
         self.bytes = 0
         self.decoding: dict[Key, list[Row]] = {}  # equal rows: one is decoded, the others wait
 
+    def has(self, row: Row) -> bool:
+        """Whether the row's answer is stored, or an equal row is being decoded."""
+        return row.answer_key in self.answers or row.answer_key in self.decoding
+
     @property
     def waiting(self) -> list[Row]:
         """The rows that wait for an equal one."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -147,12 +148,18 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         path, root = scope["path"], self._root
+        refusal = self._refusal(Headers(scope=scope))
+        try:
+            if not path.startswith("/"):  # a whole URL, as for a proxy
+                path = urlsplit(path).path or "/"
+        except ValueError:
+            path, refusal = "/", ApiError(400, "the request's target is not a valid URL")
+            log.warning("a request was refused: its target is not a valid URL")
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
         # The HTTP server sends the answer to HEAD without its body.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "path": path, "root_path": root, "method": method}
-        refusal = self._refusal(Headers(scope=scope))
         status, size, began = 0, 0, time.monotonic()
 
         async def limited() -> MutableMapping[str, Any]:

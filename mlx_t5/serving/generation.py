@@ -44,7 +44,8 @@ class GenerationBatches:
     ):
         self._decoder, self._max_batch = decoder, jobs.max_batch
         self._jobs, self._metrics, self._answers = jobs, metrics, answers
-        self._waiting: dict[GenerationJob, Iterator[Row]] = {}  # rows to come; the oldest first
+        # The next row of each waiting job, and the rows after it; the oldest job comes first.
+        self._waiting: dict[GenerationJob, tuple[Row, Iterator[Row]]] = {}
         self._job_of: dict[Row, GenerationJob] = {}  # the unfinished rows of the schedulers
         self._restart()
 
@@ -57,7 +58,14 @@ class GenerationBatches:
 
     def add(self, job: GenerationJob) -> None:
         """Adds a job, whose rows join the batches one by one as slots become free."""
-        self._waiting[job] = self._rows(job)
+        self._advance(job, self._rows(job))
+
+    def _advance(self, job: GenerationJob, rows: Iterator[Row]) -> None:
+        row = next(rows, None)
+        if row:
+            self._waiting[job] = row, rows
+        else:
+            self._waiting.pop(job, None)
 
     def _rows(self, job: GenerationJob) -> Iterator[Row]:
         tokenizer, vocab_size = self._decoder.tokenizer, self._decoder.model.config.vocab_size
@@ -109,18 +117,22 @@ class GenerationBatches:
 
     def _submit_rows(self) -> None:
         """Submits rows while there are free slots, the next one of the job that has the fewest."""
+        for job in list(self._waiting):  # a row whose text is known needs no slot
+            while job in self._waiting and self._answers.has(self._waiting[job][0]):
+                self._submit_next(job)
         rows_of = Counter(self._job_of.values())
         while self._waiting and self._has_free_slot():
             job = min(self._waiting, key=rows_of.__getitem__)
-            row = next(self._waiting[job], None)
-            if row is None:
-                del self._waiting[job]
-                continue
             rows_of[job] += 1
-            self._job_of[row] = job
-            self._scheduler_of(row).submit(row)
-            if row.finish_reason:  # unusable, or its text is known
-                self._report(row)
+            self._submit_next(job)
+
+    def _submit_next(self, job: GenerationJob) -> None:
+        row, rows = self._waiting[job]
+        self._job_of[row] = job
+        self._advance(job, rows)
+        self._scheduler_of(row).submit(row)
+        if row.finish_reason:  # unusable, or its text is known
+            self._report(row)
 
     def _has_free_slot(self) -> bool:
         taken = sum(len(s.engine.rows) + len(s.waiting) for s in self._schedulers.values())

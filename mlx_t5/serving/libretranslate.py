@@ -34,6 +34,7 @@ from mlx_t5.text.prompts import DocumentOptions, Prompt
 UNDETERMINED = "und"  # BCP 47
 OWN_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's, by those of BCP 47
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+MAX_FIELDS = MAX_PIECES + 20  # of a form: its texts, and the other fields
 _NAME = re.compile(rb'\bname="?([^";\r\n]*)')
 Others = Mapping[Any, Sequence[str]]  # further texts of each prompt, the best first
 
@@ -87,6 +88,8 @@ async def _values(request: Request) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ApiError(400, "the form is not valid UTF-8") from None
+    except ValueError:
+        raise ApiError(400, f"the form has over {MAX_FIELDS} fields; send fewer") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be an object")
     return values | body
@@ -94,17 +97,19 @@ async def _values(request: Request) -> dict[str, Any]:
 
 def _fields(query: str, form: bytes, content_type: str) -> dict[str, Any]:
     """The fields of a query and a form; several of one name are a list. Files are left out."""
-    fields = parse_qs(query, True)
+    fields = parse_qs(query, True, max_num_fields=MAX_FIELDS)
     boundary = re.search('boundary="?([^";]+)', content_type)
     if boundary:
         delimiter = b"\r\n--" + boundary[1].encode()
+        if form.count(delimiter) > MAX_FIELDS:
+            raise ValueError("too many fields")
         for part in (b"\r\n" + form).split(delimiter)[1:]:
             head, _, value = part.partition(b"\r\n\r\n")
             name = _NAME.search(head)
             if name and b"filename" not in head:
                 fields.setdefault(name[1].decode(), []).append(value.decode())
     else:
-        fields |= parse_qs(form.decode(), True, errors="strict")
+        fields |= parse_qs(form.decode(), True, errors="strict", max_num_fields=MAX_FIELDS)
     # Browsers send line breaks in forms as MIME's, not as the user typed them.
     fields = {name: [one.replace("\r\n", "\n") for one in fields[name]] for name in fields}
     return {name: one[0] if len(one) == 1 else one for name, one in fields.items()}
@@ -169,6 +174,7 @@ async def _decoded(
     settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
     request, texts = GenerationRequest(settings), len(prompts) * beams
     job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
+    job.sources = [str(prompt.source) for prompt in prompts]
     results = await service.results(job, receive)
     return [results[i : i + beams] for i in range(0, texts, beams)]
 

@@ -48,6 +48,7 @@ class GenerationJob(QueuedJob):
     request: GenerationRequest
     prompts: Sequence[Prompt]
     document: DocumentInFlight | None = None  # if all pieces belong to one text
+    sources: Sequence[str] = ()  # the prompts as texts; none for those that are token ids
 
 
 @dataclass(eq=False, kw_only=True)

@@ -2,8 +2,8 @@
 
 Unsupported input is refused, never ignored: an unknown field is an error, and fields of OpenAI's
 API that ask for something else than a text (`tools`, `audio`, …) may only have the values that
-change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list only the
-first error is reported.
+change nothing. Types are strict: "5" is no number and 1 is no boolean. In a long list, and among
+unknown fields, only the first error is reported, because a body of 1 MiB may have 300,000 errors.
 """
 
 from __future__ import annotations
@@ -79,6 +79,15 @@ class Request(BaseModel):
     """The base of all requests: types are strict, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        fields = cls.model_fields
+        first = next((name for name in body if name not in fields), None)
+        return {name: value for name, value in body.items() if name in fields or name == first}
 
 
 def _field(name: str, setting: Setting) -> Any:

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 Body = requests.PredictRequest | requests.TextRequest
 MAX_PIECES = 5_000  # of a document
+LONG = 20_000  # characters of texts that are cut one request at a time
 BATCHES_PER_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
@@ -130,6 +131,7 @@ class Service:
         self._model, self._config = decoder.model, decoder.model.config
         self.tokenizer = copy.deepcopy(decoder.tokenizer)  # the worker's thread uses the original
         self._longest = max(map(len, self.tokenizer.get_vocab()))  # characters of a token
+        self._cutting = asyncio.Lock()  # for long texts, so that short ones find a thread
         most = limits.prompt_tokens
         self._max_source_tokens = min(self._config.n_positions or most, most)
         self.token_decoder = TokenDecoder(self.tokenizer)
@@ -147,15 +149,17 @@ class Service:
         if self._logs_prompts:
             log.info("%s: %r", what, list(texts))
 
-    def save_prompts(self, prompts: Sequence[str]) -> None:
+    def decoded(self, job: GenerationJob, results: Sequence[Result]) -> None:
+        """Logs the texts of a job, and saves its prompts, if the server's options say so."""
+        self.log_texts("texts", [result.text for result in results])
         if self.saved:
-            self.saved.add(prompts)
+            self.saved.add(job.sources)
 
     async def results(self, job: GenerationJob, receive: Receive) -> list[Result]:
         """Submits a job and waits for its results, in the order of its texts."""
         chunks = await last_chunks(events(job, self.worker.jobs, receive))
         results = [chunk.result for chunk in chunks]
-        self.log_texts("texts", [result.text for result in results])
+        self.decoded(job, results)
         return results
 
     async def token_ids(
@@ -254,10 +258,11 @@ class Service:
                     raise ApiError(400, message, param, "context_length_exceeded")
             return documents
 
+        # A text of a few characters takes as long as 100 characters of a long one.
+        is_long = sum(len(text) + 100 for text in texts) > LONG
         with refusing(param):
-            documents = await asyncio.to_thread(cut)
-        self.save_prompts([str(p.source) for document in documents for p in document.prompts])
-        return documents
+            async with self._cutting if is_long else nullcontext():
+                return await asyncio.to_thread(cut)
 
     def _prefix(self, body: Body) -> tuple[str, str]:
         """The prefix of a request's task or languages, and the code of the source language."""
@@ -282,12 +287,15 @@ class Service:
         if body.unit != "none":
             document = await self._cut(body)
             prompts = document.prompts
+            sources = [str(prompt.source) for prompt in prompts]
         else:
             texts = len(body.prompts) * samples
             if texts > self.limits.rows:
                 most = f"more than one request may ask for here ({self.limits.rows})"
                 raise ApiError(400, f"{texts} texts are {most}; send several", "n")
-            prompts = await self._prompts(body, settings)
+            prefix, _ = self._prefix(body)
+            prompts = await self._prompts(body, prefix, settings)
+            sources = [prefix + text for text in body.prompts if isinstance(text, str)]
         request = GenerationRequest(
             settings,
             seed=secrets.randbelow(2**53) if body.seed is None else body.seed,
@@ -302,13 +310,12 @@ class Service:
             prompts=prompts,
             pieces=document is not None,
             document=document,
+            sources=sources,
         )
 
-    async def _prompts(self, body: Body, settings: Settings) -> list[Prompt]:
+    async def _prompts(self, body: Body, prefix: str, settings: Settings) -> list[Prompt]:
         """The prompts of a request that splits no text, as token ids."""
-        prefix, _ = self._prefix(body)
         ids = await self.token_ids(body.prompts, body.text_field, prefix)
-        self.save_prompts([prefix + text for text in body.prompts if isinstance(text, str)])
         if not body.prediction:
             return [Prompt(one, index) for index, one in enumerate(ids)]
         expected = body.prediction.text[: settings.max_tokens * CHARACTERS]

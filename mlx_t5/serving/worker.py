@@ -25,19 +25,23 @@ from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import compile_at_once
 from mlx_t5.network.encoding import cache_of
-from mlx_t5.scoring.pairs import LastEncoded
+from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob, ScoringJob
-from mlx_t5.serving.requests import MAX_NUM_DRAFT
+from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 60  # if no step ends for so long while there are jobs, the status is "stalled"
 BROKEN_MESSAGE = "decoding has ended because of an internal error; the server has to be restarted"
 DUMMY_TOKENS = 8  # length of the dummy prompt, and of its text
+SAMPLED: dict[str, Any] = {"temp": 1.0}
+# Kinds of requests that use different kernels; exact decoding does not support the INEXACT_KINDS.
+KINDS: tuple[dict[str, Any], ...] = ({}, SAMPLED, SAMPLED | {"top_k": 9, "top_p": 0.9})
+INEXACT_KINDS = ({"delta": 0.5}, SAMPLED | {"delta": 0.5}, {"num_beams": MAX_BEAMS})
 
 
 class Worker:
@@ -235,8 +239,9 @@ class ScoringJobs:
 def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     """Warms up the models, so that the first requests do not wait for weights or kernels.
 
-    A model that is only an encoder embeds a dummy prompt; any other decodes one, and makes passes
-    over 1, 2, 3, … positions, as many as verifying may need.
+    A model that is only an encoder embeds a dummy prompt; any other decodes one. A GPU compiles a
+    kernel when it is first used, so on a GPU each kind of request with kernels of its own follows.
+    Last, the target makes passes over 1, 2, 3, … positions, as many as verifying may need.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
@@ -246,7 +251,14 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
     compile_at_once(model, decoder.draft and decoder.draft.model)
     # The number of proposals is fixed, so that "auto" learns nothing from dummy texts.
     fixed = num_draft if isinstance(num_draft, int) else 1
-    decoder.generate([prompt], max_tokens=DUMMY_TOKENS, batch_size=batch_size, num_draft=fixed)
+    common: Any = {"max_tokens": DUMMY_TOKENS, "batch_size": batch_size, "num_draft": fixed}
+    decoder.generate([prompt], **common)
+    if not cpu_only():
+        prompts = [prompt, prompt[1:]]
+        for settings in KINDS if decoder.exact else KINDS + INEXACT_KINDS:
+            decoder.generate(prompts, **common, **settings)
+        list(decoder.scoring.parts([Pair(tuple(prompt), (0,))], batch_size))
+        list(decoder.embeddings.parts(prompts, batch_size, True))
     if decoder.exact:  # all its passes have the same number of positions
         return
     most = 0

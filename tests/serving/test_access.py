@@ -1,6 +1,7 @@
 """Tests who may use the server from where: origins, host names, and a proxy's path."""
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -126,6 +127,17 @@ def ask(app, metrics=None, **scope):
     middleware = Middleware(app, metrics or Metrics(), ["*"], [], "")
     asyncio.run(middleware(SCOPE | scope, None, send))
     return sent
+
+
+@pytest.mark.parametrize("target", ["http://[", "http://[::1/v1/models", "http://a]b/"])
+def test_a_target_that_is_no_url_is_refused_logged_and_counted(caplog, target):
+    metrics = Metrics()
+    start, body = ask(None, metrics, path=target)
+    error = json.loads(body["body"])["error"]
+    assert start["status"] == 400 and "not a valid URL" in error["message"]
+    (record,) = caplog.records
+    assert "a request was refused" in record.getMessage() and target not in record.getMessage()
+    assert metrics.requests.labels("other", "400")._value.get() == 1
 
 
 def test_an_error_is_logged_without_what_the_client_said(caplog):

@@ -25,6 +25,18 @@ def test_a_repeated_request_is_answered_without_a_pass(serve):
     assert not sampled.stats.reused and not scored.stats.reused
 
 
+def test_a_stored_answer_needs_no_free_place(serve):
+    served = serve(FakeModel(ENDLESS, V), max_batch=1, answers=10)
+    (first,) = served.submit([[4]], max_tokens=9).results()
+    busy = served.submit([[2]], max_tokens=10**9, stream=True)
+    waits = served.submit([[5], [4]], max_tokens=9)
+    again = served.submit([[4], [4]], max_tokens=9).results()
+    assert [result.tokens for result in again] == [first.tokens] * 2
+    assert waits.events.empty(), "its first text needs a place"
+    served.worker.jobs.cancel(busy.job)
+    assert [len(result.tokens) for result in waits.results()] == [9, 9]
+
+
 def test_a_client_never_gets_what_another_one_has_predicted(serve):
     served = serve(FakeModel(ENDLESS, V), answers=10)
     lenient = {"max_tokens": 9, "delta": 1.0, "num_draft": 5}

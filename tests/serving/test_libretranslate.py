@@ -4,16 +4,21 @@ import errno
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
-from fake_serving import LocalServer
+from fake_serving import PATIENCE, LocalServer
 from mlx_t5.decoder import SpeculativeDecoder
+from mlx_t5.engine.document_results import fitted_document
 from mlx_t5.errors import UserError
 from mlx_t5.model import load
 from mlx_t5.serving import libretranslate
+from mlx_t5.serving import service as serving
 from mlx_t5.serving.api_error import error_of_validation
+from mlx_t5.serving.libretranslate import MAX_FIELDS
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.service import MAX_PIECES
 
@@ -191,8 +196,8 @@ SEVERAL = f"at most {MAX_PIECES} items"
         ({"json": {"target": "fr", "q": ["a"] * TOO_MANY, "alternatives": 1}}, SEVERAL),
         ({"json": {"target": "-" * 17, "q": CATS}}, "target: it must have at most 16 characters"),
         ({"json": {"target": "fr", "source": "a" * 17, "q": CATS}}, "source: it must have at most"),
-        ({"content": "q=&" * TOO_MANY + "target=fr", "headers": FORM}, SEVERAL),
-        (multipart(*[("name=q", "1")] * TOO_MANY, ("name=target", "fr")), SEVERAL),
+        ({"content": "q=&" * (MAX_FIELDS + 1), "headers": FORM}, "the form has over"),
+        (multipart(*[("name=q", "1")] * (MAX_FIELDS + 1)), "the form has over"),
         ({"content": f"alternatives={'9' * 5000}&target=fr&q=a", "headers": FORM}, "alternatives"),
     ],
 )
@@ -210,6 +215,30 @@ def test_a_request_is_bounded_before_anything_is_done_with_it(server, monkeypatc
     answer = server.http.post("/translate", **sent)
     assert answer.status_code == 400 and error in answer.json()["error"], answer.text
     assert all(count <= 2 for count in counts)
+
+
+def test_others_are_served_while_long_lists_are_cut_one_by_one(server, monkeypatch):
+    started, gate = threading.Semaphore(0), threading.Event()
+
+    def slow(text, *arguments):
+        if text == "1" and not gate.is_set():
+            started.release()
+            assert gate.wait(PATIENCE)
+        return fitted_document(text, *arguments)
+
+    monkeypatch.setattr(serving, "fitted_document", slow)
+    numbers = ["1"] * 250
+    with ThreadPoolExecutor(4) as threads:
+        long = [threads.submit(asked, server, q=numbers) for _ in range(3)]
+        try:
+            assert started.acquire(timeout=PATIENCE)
+            assert server.http.get("/health").json()["status"] == "ok"
+            short = threads.submit(asked, server, q=CATS)
+            assert short.result(PATIENCE)["translatedText"] == CHATS
+            assert not started.acquire(blocking=False), "only one list holds a thread"
+        finally:
+            gate.set()
+        assert [future.result()["translatedText"] for future in long] == [numbers] * 3
 
 
 def test_errors_of_the_queue_have_this_shape_too(decoder):
@@ -269,7 +298,7 @@ def lines(path):
     return [json.loads(line)["prompt"] for line in path.read_text("utf-8").splitlines()]
 
 
-def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
+def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path, monkeypatch):
     path = tmp_path / "prompts.jsonl"
     with LocalServer(decoder, "demo", saved=SavedPrompts(str(path), 5)) as server:
         asked(server, q=f"{CATS} We eat. {CATS}")
@@ -277,6 +306,12 @@ def test_decoded_prompts_are_saved_once_with_their_prefix(decoder, tmp_path):
             assert server.http.post("/v1/completions", json={"prompt": prompt}).is_success
         assert server.http.post("/v1/completions", json={"prompt": "x", "n": 9}).is_error
         assert server.http.post("/predict", json={"prompt": "fix grammar: He go."}).is_success
+        jobs = server.http.app.state.service.worker.jobs
+        with monkeypatch.context() as full:
+            full.setattr(jobs, "_max_queue", -jobs.max_batch)
+            refused = server.http.post("/predict", json={"prompt": "a"})
+            piece = server.http.post("/translate", json={"q": "a", "target": "fr"})
+            assert refused.status_code == piece.status_code == 429
         expected = [ENGLISH + CATS, ENGLISH + "We eat.", "fix grammar: She have two cat."]
         assert lines(path) == [*expected, "fix grammar: He go."]
         asked(server, q=["A é.", "B.", "C."])

@@ -251,8 +251,13 @@ def test_a_head_request_answers_as_get_without_the_body(guarded):
     assert guarded.http.head("/predict").status_code == 405
 
 
-def test_a_key_may_stand_after_several_spaces(guarded):
+def test_a_key_may_stand_after_several_spaces_and_a_target_may_be_absolute(guarded):
     assert ask(guarded, "/v1/models", header=f"bearer   {KEY}").status_code == 200
+    host, port = guarded.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"GET {guarded.url}/health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
 
 
 def test_without_the_key_nobody_learns_what_is_served_and_how_busy_it_is(guarded, server):

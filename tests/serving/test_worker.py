@@ -11,9 +11,10 @@ from mlx_t5.drafting.source_copy import SourceCopy
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.network.compiled import PASSES_BEFORE_COMPILING
+from mlx_t5.serving import worker as worker_module
 from mlx_t5.serving.api_error import ApiError
 from mlx_t5.serving.metrics import Metrics
-from mlx_t5.serving.requests import MAX_NUM_DRAFT
+from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.worker import Worker, warm_up
 from mlx_t5.settings import AUTO
 from mlx_t5.text.prompts import Prompt
@@ -299,3 +300,18 @@ def test_the_worker_warms_up_passes_of_every_width(num_draft, kind):
     most = most if cpu_only() else MAX_NUM_DRAFT
     widths = {len(tokens[0]) for _, tokens in model.calls}
     assert widths == (set(range(1, most + 2)) if drafters[kind] else {1})
+
+
+def test_on_a_gpu_the_worker_warms_up_each_kind_of_request(monkeypatch):
+    monkeypatch.setattr(worker_module, "cpu_only", lambda: False)
+    decoder = SpeculativeDecoder(FakeModel(ENDLESS, V))
+    engine, kinds = decoder.engine, set()
+
+    def recorded(settings, batch_size):
+        kinds.add((settings.temp, settings.top_p, settings.delta, settings.num_beams))
+        return engine(settings, batch_size)
+
+    monkeypatch.setattr(decoder, "engine", recorded)
+    warm_up(decoder, 2)
+    greedy = {(0, 1, 0, 1), (0, 1, 0.5, 1), (0, 1, 0, MAX_BEAMS)}
+    assert kinds == greedy | {(1, 1, 0, 1), (1, 0.9, 0, 1), (1, 1, 0.5, 1)}
