@@ -168,7 +168,7 @@ def summary(
     else:
         parts += [f"{results} {unit}"] if results > 1 else []
         if stats.pieces:  # of documents
-            counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
+            counts = {name: getattr(stats, name) for name in ("cut", "looped", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             noun = "piece" if stats.pieces == 1 else "pieces"
             parts.append(f"{stats.pieces} {noun}{f' ({named})' if named else ''}")

@@ -38,12 +38,21 @@ class Prompt:
         index: the number of the prompt in its call; it selects the prompt's random stream.
         prediction: the expected output, to copy proposals from.
         seed: replaces the seed of the call.
+        prefix: if the source is a piece of a document, the task's prefix, with which it begins.
+        parts: of a piece that was cut since it looped, the part's number at each cut.
     """
 
     source: str | Sequence[int] | Exception
     index: int = 0
     prediction: str | Sequence[int] | None = None
     seed: int | None = None
+    prefix: str | None = None
+    parts: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """A text without its prefix."""
+        return str(self.source)[len(self.prefix or "") :]
 
 
 @dataclass(frozen=True)
