@@ -55,16 +55,7 @@ from mlx_t5.sampling.processors import History, Processing
 from mlx_t5.scoring.embeddings import Embeddings
 from mlx_t5.scoring.pairs import Ranked, Score
 from mlx_t5.scoring.scores import Scoring
-from mlx_t5.settings import (
-    AUTO,
-    DEFAULT_BATCH_SIZE,
-    FLAG,
-    NONE,
-    TRANSLATING,
-    Settings,
-    check_names,
-    checked,
-)
+from mlx_t5.settings import AUTO, DEFAULT_BATCH_SIZE, FLAG, NONE, Settings, check_names, checked
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import DocumentOptions, Prompt, checked_prompts, numbered, split_unit
 
@@ -457,7 +448,7 @@ class SpeculativeDecoder:
             num_draft = self.defaults.num_draft
         check_names(settings)
         if target_language and settings.get("num_beams", 1) == 1:
-            settings = {**TRANSLATING, **settings}
+            settings = {**Settings.TRANSLATING, **settings}
         values = replace(self.defaults, num_draft=num_draft, **settings)
         seed, num_samples = checked("seed", seed), checked("num_samples", num_samples)
         several = num_samples > 1 or values.num_return_sequences > 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlx_t5.errors import UserError, shown
 
@@ -168,10 +168,6 @@ class Repetition:
             raise refusal("repetition_detection", value, expected) from None
 
 
-# The settings of translations that are not given, without beams.
-TRANSLATING: Mapping[str, Any] = {"repetition_detection": Repetition(16, 1, 4)}
-
-
 @dataclass(frozen=True)
 class Setting:
     """The declaration of a setting."""
@@ -287,6 +283,8 @@ class Settings:
     forced_eos_token_id: int | Iterable[int] | None = None
     stop: str | Iterable[str] = ()
     repetition_detection: Repetition = Repetition()
+    # What translations use if it is not given, without beams.
+    TRANSLATING: ClassVar[Mapping[str, Any]] = {"repetition_detection": Repetition(16, 1, 4)}
     num_beams: int = declared(
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),

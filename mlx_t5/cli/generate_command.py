@@ -27,7 +27,7 @@ from mlx_t5.engine.document_results import DocumentStats
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
 from mlx_t5.loading import ModelPair
-from mlx_t5.settings import NONE, TRANSLATING, Settings
+from mlx_t5.settings import NONE, Settings
 from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
@@ -127,7 +127,7 @@ def _decode(
 def _request(options: MainOptions, presets: list[generation_config.Preset]) -> GenerationRequest:
     """How to decode; what the user omits is from the presets."""
     given = *(preset.settings for preset in presets), options.settings
-    defaults = TRANSLATING if options.target_language else {}
+    defaults = Settings.TRANSLATING if options.target_language else {}
     settings = Settings(**generation_config.combined(defaults, *given))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")

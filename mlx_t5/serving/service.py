@@ -30,7 +30,7 @@ from mlx_t5.serving.queue import GenerationJob, Receive, ScoringJob, events, las
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
 from mlx_t5.serving.worker import Worker
-from mlx_t5.settings import AUTO, TRANSLATING, Settings, check_exact
+from mlx_t5.settings import AUTO, Settings, check_exact
 from mlx_t5.text.languages import Translations
 from mlx_t5.text.prompts import DocumentOptions, Prompt, token_ids
 
@@ -392,7 +392,7 @@ class Service:
 
     def settings(self, *sources: Mapping[str, Any], translates: bool = False) -> Settings:
         """The server's default settings with those of the sources; later ones win."""
-        defaults = TRANSLATING if translates else {}
+        defaults = Settings.TRANSLATING if translates else {}
         values = combined(defaults, self._default_settings, *sources)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
