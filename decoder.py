@@ -442,15 +442,18 @@ class SpeculativeDecoder:
             file_type: ".srt" or ".vtt" for subtitles.
             num_draft: None stands for the number given to the decoder.
             **settings: max_tokens, min_tokens, temp, top_k, top_p, min_p, delta,
-                repetition_penalty, no_repeat_ngram_size, stop, num_beams, length_penalty,
-                early_stopping, num_return_sequences, logits_processors, bad_words_ids,
-                suppress_tokens, forced_bos_token_id, forced_eos_token_id; see `settings.Settings`.
+                repetition_penalty, no_repeat_ngram_size, stop, repetition_detection, num_beams,
+                length_penalty, early_stopping, num_return_sequences, logits_processors,
+                bad_words_ids, suppress_tokens, forced_bos_token_id, forced_eos_token_id; see
+                `settings.Settings`.
         """
         if num_draft is None:
             num_draft = self.defaults.num_draft
         unknown = settings.keys() - vars(self.defaults).keys()
         if unknown:
             raise unexpected(min(unknown))
+        if target_language and settings.get("num_beams", 1) == 1:
+            settings = {**Settings.TRANSLATING, **settings}
         values = replace(self.defaults, num_draft=num_draft, **settings)
         seed, num_samples = checked("seed", seed), checked("num_samples", num_samples)
         several = num_samples > 1 or values.num_return_sequences > 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mlx_t5.errors import UserError, shown
 
@@ -125,6 +125,50 @@ def to_list(value: Any) -> list | None:
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """Ends a text in a loop, with vLLM's names and defaults; false if it is off.
+
+    A text ends as soon as its last tokens are `min_count` copies of a pattern. One copy stays.
+
+    Attributes:
+        max_pattern_size: maximum number of tokens in a pattern; 0: off.
+        min_pattern_size: minimum number of tokens in a pattern; 0 stands for 1.
+        min_count: number of copies, at least 2 unless off.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, checked(name, value, OFF_OR_MORE))
+        if self.min_pattern_size > self.max_pattern_size:
+            most = f"max_pattern_size ({self.max_pattern_size}) at most"
+            raise refusal("min_pattern_size", self.min_pattern_size, most)
+        if self and self.min_count < 2:
+            raise refusal("min_count", self.min_count, "2 or more")
+
+    def __bool__(self) -> bool:
+        return self.max_pattern_size > 0
+
+    def sizes(self, tokens: int) -> range:
+        """The sizes of patterns that so many tokens may have, the smallest first."""
+        return range(max(self.min_pattern_size, 1), min(self.max_pattern_size, tokens) + 1)
+
+    @classmethod
+    def of(cls, value: Any) -> Repetition:
+        """The detection that a mapping describes; None and 0 are off."""
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls(**(value or {}))
+        except TypeError:
+            expected = f"None or an object of {', '.join(vars(cls()))}"
+            raise refusal("repetition_detection", value, expected) from None
+
+
+@dataclass(frozen=True)
 class Setting:
     """The declaration of a setting."""
 
@@ -157,6 +201,7 @@ class Settings:
         forced_bos_token_id, forced_eos_token_id: the first token, and the token that `max_tokens`
             allows last; an id or several to choose from. These four work as in transformers.
         stop: one or more strings; the text ends before the first occurrence of any of them.
+        repetition_detection: ends a text in a loop; a mapping of vLLM's names, or None for off.
 
     The other attributes are described by the help in their declarations.
 
@@ -237,6 +282,9 @@ class Settings:
     forced_bos_token_id: int | Iterable[int] | None = None
     forced_eos_token_id: int | Iterable[int] | None = None
     stop: str | Iterable[str] = ()
+    repetition_detection: Repetition = Repetition()
+    # What translations use if it is not given, without beams.
+    TRANSLATING: ClassVar[Mapping[str, Any]] = {"repetition_detection": Repetition(16, 1, 4)}
     num_beams: int = declared(
         1,
         Range(int, 1, MAX_ROWS, f"a whole number from 1 (no search) to {MAX_ROWS}"),
@@ -267,11 +315,13 @@ class Settings:
             # The defaults, () and None, need no check.
             items = () if value is getattr(Settings, name) else _sequence(name, value)
             object.__setattr__(self, name, items)
+        object.__setattr__(self, "repetition_detection", Repetition.of(self.repetition_detection))
         if self.num_return_sequences > self.num_beams:
             expected = f"num_beams ({self.num_beams}) at most"
             raise refusal("num_return_sequences", self.num_return_sequences, expected)
-        for name in ("temp", "delta"):  # a search neither samples nor drafts
-            if self.num_beams > 1 and getattr(self, name) > 0:
+        # A search neither samples nor drafts, and has beams that loop beside others that do not.
+        for name in ("temp", "delta", "repetition_detection"):
+            if self.num_beams > 1 and getattr(self, name):
                 raise UserError(f"num_beams cannot be combined with {name}")
 
     @cached_property

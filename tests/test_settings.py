@@ -13,7 +13,15 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
 from mlx_t5.sampling import draws as sampling
-from mlx_t5.settings import LARGEST_COUNT, MAX_ROWS, SETTINGS, Settings, checked, written
+from mlx_t5.settings import (
+    LARGEST_COUNT,
+    MAX_ROWS,
+    SETTINGS,
+    Repetition,
+    Settings,
+    checked,
+    written,
+)
 
 V = 7
 SOURCE = [2, 3, 4]
@@ -141,3 +149,41 @@ def test_a_tiny_mass_leaves_the_likeliest_token(temp, top_p):
     row = Row([5], Settings(temp=temp, top_p=top_p), sampling.row_key(0, 0))
     p, _ = sampling.probabilities(logits, sampling.Sampling.of([row.settings]))
     assert p.tolist() == [[[1.0, 0.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"max_pattern_size": 4}, "min_count is 0; it must be 2 or more"),
+        ({"max_pattern_size": 4, "min_count": 1}, "min_count is 1; it must be 2 or more"),
+        (
+            {"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 3},
+            "min_pattern_size is 5; it must be max_pattern_size (4) at most",
+        ),
+        ({"min_pattern_size": 1}, "min_pattern_size is 1; it must be max_pattern_size (0) at most"),
+        ({"max_pattern_size": -1, "min_count": 3}, "max_pattern_size is -1; it must be a whole"),
+        ({"max_pattern_size": 4, "min_count": 3.0}, "min_count is 3.0; it must be a whole number"),
+        ({"max_pattern_size": True, "min_count": 3}, "max_pattern_size is True; it must be a"),
+        ({"size": 4}, "repetition_detection is {'size': 4}; it must be None or an object of max_"),
+        ([4, 0, 3], "repetition_detection is [4, 0, 3]; it must be None or an object of max_patt"),
+        ("4,3", "repetition_detection is '4,3'; it must be None or an object of max_pattern_size"),
+        (4, "repetition_detection is 4; it must be None or an object of max_pattern_size, min_pa"),
+    ],
+)
+def test_a_bad_repetition_detection_is_refused_in_one_line(value, message):
+    with pytest.raises(UserError) as caught:
+        Settings(repetition_detection=value)
+    assert str(caught.value).startswith(message)
+
+
+def test_repetition_detection_has_vllms_defaults_and_is_off_by_default():
+    for off in (None, 0, {}, {"max_pattern_size": 0, "min_count": 1}, Repetition()):
+        assert not Settings(repetition_detection=off).repetition_detection
+    given = {"max_pattern_size": np.int32(4), "min_count": HUGE}
+    assert Settings(repetition_detection=given).repetition_detection == Repetition(
+        4, 0, LARGEST_COUNT
+    )
+    assert Repetition(4, 0, 3).sizes(99) == Repetition(4, 1, 3).sizes(99) == range(1, 5)
+    assert not Settings().repetition_detection
+    with pytest.raises(UserError, match="num_beams cannot be combined with repetition_detection"):
+        Settings(num_beams=2, repetition_detection=given)

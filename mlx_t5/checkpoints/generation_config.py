@@ -35,6 +35,8 @@ _DAMAGED = "give a model folder, MLX or Hugging Face"
 # The setting of each entry. If two entries have the same setting, the later entry in this order
 # counts, as in transformers.
 _ENTRIES = {entry: name for name, setting in SETTINGS.items() for entry in setting.config}
+# The entries of these settings have the same names, and values that `Settings` checks.
+AS_THEY_ARE = (*TOKEN_RULES, "repetition_detection")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 # Ids are no settings: `config.read_config` reads them.
 TOKEN_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id")
@@ -63,7 +65,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("constraints", "force_words_ids", "sequence_bias"), _NOTHING),
     **dict.fromkeys(("exponential_decay_length_penalty", "stop_strings"), _NOTHING),
-    **dict.fromkeys(("begin_suppress_tokens", *TOKEN_RULES), _NOTHING),
+    **dict.fromkeys(("begin_suppress_tokens", *AS_THEY_ARE), _NOTHING),
     **dict.fromkeys(("assistant_ensemble_weight", "dola_layers", "max_time", "top_h"), ()),
     "watermarking_config": (),  # even an empty object adds a watermark
 }
@@ -138,12 +140,12 @@ def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges settings; later sources win, and their beams exclude earlier `temp` and `delta`."""
+    """Merges settings; later sources win, and their beams exclude what beams do not have."""
     result: dict[str, Any] = {}
     for source in sources:
         if (source.get("num_beams") or 1) > 1:
-            result.pop("temp", None)
-            result.pop("delta", None)
+            for name in ("temp", "delta", "repetition_detection"):
+                result.pop(name, None)
         result |= source
     return result
 
@@ -198,7 +200,7 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         off = [v for v in _OFF.get(entry, _NOTHING) if isinstance(v, bool) == flag]
         if entry in silent or entry.startswith("_") or value in off:
             continue
-        if entry in TOKEN_RULES:
+        if entry in AS_THEY_ARE:
             settings[entry] = value
         else:
             left_out.append(shown(entry))

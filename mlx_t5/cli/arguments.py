@@ -24,7 +24,7 @@ from mlx_t5 import settings
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.errors import UserError, is_out_of_memory, log, reason
 from mlx_t5.installation import command, cure
-from mlx_t5.settings import AUTO, DTYPES, LARGEST_COUNT, NONE, SETTINGS, Range, written
+from mlx_t5.settings import AUTO, DTYPES, LARGEST_COUNT, NONE, SETTINGS, Range, Repetition, written
 from mlx_t5.starting import interrupts_deferred
 
 BAD_INPUT = 2
@@ -288,6 +288,12 @@ def num_draft(cure: str = "", **changes: Any) -> Option:
     if cure:
         allowed = replace(allowed, expected=f"{allowed.expected} (or {cure} for no draft)")
     return setting("num_draft", kind=allowed, **changes)
+
+
+def repetition(text: str) -> Repetition:
+    """Reads MAX_PATTERN_SIZE[,MIN_COUNT]."""
+    size, count = map(int, (text if "," in text else f"{text},3").split(","))
+    return Repetition(size, min_count=count)
 
 
 def option_of(name: str) -> str:

@@ -127,7 +127,8 @@ def _decode(
 def _request(options: MainOptions, presets: list[generation_config.Preset]) -> GenerationRequest:
     """How to decode; what the user omits is from the presets."""
     given = *(preset.settings for preset in presets), options.settings
-    settings = Settings(**generation_config.combined(*given))
+    defaults = Settings.TRANSLATING if options.target_language else {}
+    settings = Settings(**generation_config.combined(defaults, *given))
     if options.num_samples > 1 and settings.temp == 0:
         raise UserError("--num-samples requires --temp above 0")
     prefix = options.prefix

@@ -34,6 +34,12 @@ SETTINGS_OPTIONS = {name: setting(name, group=s.group) for name, s in OF_A_PROMP
         repeated=True,
         group="text",
     ),
+    "repetition_detection": Option(
+        "end a text that repeats a pattern of at most so many tokens so often (default: 0, off; "
+        "16,4 with --target-language)",
+        kind=arguments.repetition,
+        metavar="MAX_PATTERN_SIZE[,MIN_COUNT]",
+    ),
 }
 OUTPUT_ARRAY = "--output-file FILE.npy"
 OTHER_ARRAYS = (".csv", ".tsv", ".npz", ".parquet", ".pt", ".safetensors")  # not written

@@ -174,7 +174,7 @@ def summary(
         parts += [f"{results} {unit}"] if results > 1 else []
         pieces = getattr(stats, "pieces", 0)  # of documents
         if pieces:
-            counts = {name: getattr(stats, name) for name in ("cut", "failed", "kept")}
+            counts = {name: getattr(stats, name) for name in ("cut", "looped", "failed", "kept")}
             named = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             noun = "piece" if pieces == 1 else "pieces"
             parts.append(f"{pieces} {noun}{f' ({named})' if named else ''}")

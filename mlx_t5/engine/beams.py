@@ -52,6 +52,7 @@ class Beams(Batch):
         for row, (continued, indices, finite) in zip(self.rows, by_row, strict=True):
             search = row.search
             assert search is not None, "begun when the row joined"
+            row.stats.target_calls += 1
             row.stats.count(0, 0, "target")
             row.stats.decode_seconds += seconds
             decided = row.decided

@@ -30,6 +30,7 @@ class DocumentStats(Stats):
     pieces: int = 0
     length: int = 0  # those that reached max_tokens
     cut: int = 0  # parts of sentences that were too long
+    looped: int = 0  # ran into a loop, and were decoded again in parts
     failed: int = 0  # the result has their source text
     kept: int = 0  # likewise, because the answers lacked a URL or an e-mail address of the source
 
@@ -55,7 +56,8 @@ class DocumentInFlight:
             predicted = prompt.prediction if len(sources) == 1 else None
             for i, source in enumerate(sources):
                 # The first piece has the random stream of the whole text.
-                piece = Prompt(source, prompt.index + (i << 32), predicted, prompt.seed)
+                index, seed = prompt.index + (i << 32), prompt.seed
+                piece = Prompt(source, index, predicted, seed, document.prefix)
                 self.prompts.append(piece)
         if not self.prompts:
             self._finish()
@@ -81,8 +83,9 @@ class DocumentInFlight:
         result.pieces.append(PieceResult(piece.start, piece.end, text, reason, answer.error))
         result.tokens += answer.tokens
         result.writers += answer.writers
+        if reason == "length" or (reason == "repetition" and result.finish_reason == "stop"):
+            result.finish_reason = reason
         if reason == "length":
-            result.finish_reason = "length"
             stats.length += 1
         stats.add(answer.stats)
         stats.pieces += 1
@@ -92,6 +95,9 @@ class DocumentInFlight:
             stats.failed += 1
         if kept:
             stats.kept += 1
+        if answer.pieces or reason == "repetition":
+            stats.looped += 1
+            result.pieces[-1].looped = True
         self._pieces.append(text)
         self._texts.append(self.document.part(i, self._pieces))
         added = self._texts[-1]

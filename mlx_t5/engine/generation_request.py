@@ -9,10 +9,11 @@ from typing import Any
 
 from mlx_t5.engine.rows import Row
 from mlx_t5.errors import UserError
-from mlx_t5.sampling.draws import row_key
+from mlx_t5.sampling.draws import PART, fold, row_key
 from mlx_t5.settings import Settings
-from mlx_t5.text.detokenizer import TextWatch
+from mlx_t5.text.detokenizer import TextWatch, decode
 from mlx_t5.text.prompts import DocumentOptions, Prompt, token_ids
+from mlx_t5.text.repetition import most_copies
 
 CHARACTERS = 64  # characters of a prediction that are read at most, per token of max_tokens
 
@@ -68,6 +69,13 @@ class GenerationRequest:
                 predicted = token_ids(expected, tokenizer, vocab_size, "prediction")
         except UserError as bad:
             error = str(bad)
+        detection = settings.repetition_detection
+        if detection and ids and (prompt.prefix is not None or self.document.target_language):
+            # Only what repeats more often than anything in the source is a loop.
+            text = prompt.words if isinstance(source, str) else decode(tokenizer, ids)
+            copies = max(detection.min_count, most_copies(text) + 1)
+            detection = replace(detection, min_count=copies)
+            settings = replace(settings, repetition_detection=detection)
         detailed = self.by_token or self.logprobs is not None
         answer_key = None
         # Equal prompts have the same text if it does not depend on what was proposed, as it does
@@ -80,7 +88,11 @@ class GenerationRequest:
         first = prompt.index * self.num_samples  # of the random streams
         for stream in range(first, first + self.num_samples):
             key = row_key(seed, stream) if settings.temp > 0 else None
+            for number in prompt.parts if key is not None else ():
+                key = fold(key, number, PART)
             row = Row(ids, settings, key, tokenizer, prediction=predicted)
+            if prompt.prefix is not None:
+                row.piece = prompt, lambda part: next(self.rows(part, tokenizer, vocab_size))
             if nothing:
                 row.finish_reason = "stop"
             elif error:

@@ -86,10 +86,11 @@ class AnswerStore:
             if row.finish_reason is None:
                 continue
             del self.decoding[key]
+            tokens = [*row.tokens, *row.removed]  # so that the other rows end in the same place
             # A number in a list takes 36 bytes, and a pointer to a word 8.
-            size = len(key[0]) + 44 * len(row.tokens) + 500
+            size = len(key[0]) + 44 * len(tokens) + 500
             counts = row.stats.drafted, row.stats.accepted
-            answer = StoredText(row.tokens, row.writers, row.settings, *counts, size)
+            answer = StoredText(tokens, row.writers, row.settings, *counts, size)
             for other in equal:
                 other.reuse(answer, self.eos)
             finished += equal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,12 @@ from mlx_t5.errors import shown
 from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
 from mlx_t5.text.detokenizer import TextWatch, decode
+from mlx_t5.text.repetition import uncertain, until_repetition
 
 if TYPE_CHECKING:
     from mlx_t5.engine.document_results import DocumentInFlight
     from mlx_t5.engine.reuse import Key, StoredText
+    from mlx_t5.text.prompts import Prompt
 
 NO_CHOICE = (
     "the model's logits after {} tokens are NaN, infinite or all forbidden; check the {}weights, "
@@ -73,7 +75,7 @@ def _add(sums: Stats | Speculation, more: Stats | Speculation) -> None:
 
 @dataclass
 class Stats:
-    """Counts and times of one prompt, in seconds of wall clock; nothing after EOS or max_tokens.
+    """Counts and times of one prompt, in seconds of wall clock; no tokens after the text's end.
 
     Attributes:
         prompt_tokens: source tokens, EOS included.
@@ -112,7 +114,6 @@ class Stats:
 
     def count(self, drafted: int, accepted: int, writer: str) -> None:
         """Counts a step that accepted `accepted` of `drafted` proposals, made by `writer`."""
-        self.target_calls += 1
         self.drafted += drafted
         self.accepted += accepted
         speculation = self.speculation
@@ -174,6 +175,10 @@ class Row:
     stats: Stats = field(default_factory=Stats)
     watch: TextWatch | None = None  # None if nobody needs the text before the end
     ended: bool = False  # whether the last token is an end token
+    held: int = 0  # number of last tokens that go if the row turns out to be in a loop
+    removed: list[int] = field(default_factory=list)  # the tokens that went
+    # Steps with held tokens: where they start and end, how many were drafted and accepted, by whom.
+    uncounted: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     prediction: Sequence[int] = ()  # the text that the caller expects, to copy proposals from
     answer_key: Key | None = None  # rows of one key have one answer, see engine/reuse.py
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)  # of its proposals
@@ -181,6 +186,11 @@ class Row:
     score: float | None = None
     states: mx.array | None = None  # the target's encoder output, until the row joins the batch
     document: DocumentInFlight | None = None  # of which the row decodes a piece
+    # Of a piece that may loop: its prompt, and a function that makes the row of a part's prompt.
+    piece: tuple[Prompt, Callable[[Prompt], Row]] | None = None
+    parts: list[Row] = field(default_factory=list)  # in which a piece that looped is decoded again
+    whole: Row | None = None  # of which the row is a part
+    joined: Result | None = None  # the result of all parts
     index: int = 0  # among all texts of its request; the first of those of a beam search
     reported: int = 0  # tokens already in chunks
     logprobs: list[TokenLogprob] = field(default_factory=list)  # for the next chunk
@@ -195,9 +205,14 @@ class Row:
         return len(self.tokens) - 1
 
     @property
+    def certain(self) -> int:
+        """The number of decided tokens that stay, whatever comes next."""
+        return self.decided - self.held
+
+    @property
     def generated(self) -> int:
-        """The number of decided tokens without an end token."""
-        return self.decided - 1 if self.ended else self.decided
+        """The number of certain tokens without an end token."""
+        return self.certain - 1 if self.ended else self.certain
 
     @property
     def max_proposals(self) -> int:
@@ -207,7 +222,7 @@ class Row:
     def commit(
         self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
-        """Adds the tokens of a step, up to the end of the text: an end token or a stop string.
+        """Adds a step's tokens, up to the end of the text: an end token, a stop string or a loop.
 
         `tokens` are the accepted proposals and the target's own token; if that is `NO_TOKEN`, the
         row fails unless the text ends before. Returns the tokens added, and how many are proposals.
@@ -219,23 +234,50 @@ class Row:
         self.ended = end is not None
         if end is not None:
             tokens = tokens[: end + 1]
+        detection, least = self.settings.repetition_detection, self.settings.min_tokens
+        start, text = self.decided, tokens[:-1] if self.ended else tokens
+        count, copies = until_repetition(self.tokens[1:], text, detection, least)
+        if copies:
+            tokens, self.ended = text[:count], False
         if self.watch:
             count = self.watch.take(tokens[:-1] if self.ended else tokens)
             if self.watch.stopped:
-                tokens, self.ended = tokens[:count], False
-        if self.ended or (self.watch and self.watch.stopped):
+                tokens, self.ended, copies = tokens[:count], False, 0
+        if self.ended or copies or (self.watch and self.watch.stopped):
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
-            self.finish_reason = "stop"
+            self.finish_reason = "repetition" if copies else "stop"
         self.tokens += tokens
         self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.max_proposals < 0:
             self.finish_reason = "length"
+        if copies:
+            self._remove(copies)
         if self.watch and self.finish_reason:
             self.watch.finish()
-        self.stats.count(drafted, accepted, writer)
+        self.held = 0 if self.finish_reason else uncertain(self.tokens[1:], detection)
+        self.stats.target_calls += 1
+        self.uncounted.append((start, start + len(tokens), drafted, accepted, writer))
+        self._count_certain()
         if not finite and self.finish_reason is None:
             self.fail_without_choice(self.decided)
         return tokens, accepted
+
+    def _remove(self, copies: int) -> None:
+        """Removes the last tokens, which are copies of those before."""
+        self.removed, self.tokens = self.tokens[-copies:], self.tokens[:-copies]
+        self.writers = self.writers[:-copies]
+        if self.watch:  # what it held back may belong to the copies
+            self.watch = TextWatch(self.tokenizer, tuple(self.settings.stop))
+            self.watch.take(self.tokens[1:])
+
+    def _count_certain(self) -> None:
+        """Counts the steps whose tokens cannot go any more; proposals that went do not count."""
+        while self.uncounted and (self.finish_reason or self.uncounted[0][1] <= self.certain):
+            start, end, drafted, accepted, writer = self.uncounted.pop(0)
+            if end > self.decided:
+                kept = max(self.decided - start, 0)
+                drafted, accepted = min(drafted, kept), min(accepted, kept)
+            self.stats.count(drafted, accepted, writer)
 
     def reuse(self, answer: StoredText, eos: Sequence[int]) -> None:
         """Takes the whole text of an equal row, which has finished."""
@@ -263,18 +305,23 @@ class Row:
         """What was added since the last chunk, by a finished piece to its document."""
         if self.document:
             return self.document.add(self.result())
+        if self.joined:
+            return Chunk("", [], [], [], self.joined.stats, self.joined, self.index)
         tokens, writers = self.output(self.reported)
         pieces = self.watch.pieces[self.reported :] if self.watch else []
+        pieces = pieces[: len(pieces) - self.held]
         text = "".join(pieces) + (self.watch.rest if self.watch else "")
         result = self.result() if self.finish_reason else None
-        self.stats.update_rates(self.generated, self.decided)
+        self.stats.update_rates(self.generated, self.certain)
         # If the end token alone released held-back text, its log-probability is reported.
         logprobs = self.logprobs[: len(tokens) or (1 if text else 0)]
-        self.reported, self.logprobs = self.decided, []
+        self.reported, self.logprobs = self.certain, self.logprobs[len(tokens) :]
         return Chunk(text, tokens, writers, pieces, self.stats, result, self.index, logprobs)
 
     def result(self) -> Result:
         """The result of a finished row."""
+        if self.joined:
+            return self.joined
         if self.error:
             return Result(None, [], [], "error", self.stats, self.error)
         assert self.finish_reason is not None, "the row is still running"
@@ -303,6 +350,7 @@ class PieceResult:
     text: str
     finish_reason: str
     error: str | None = None
+    looped: bool | None = None  # True if it was decoded in parts, because it ran into a loop
 
 
 @dataclass
@@ -315,8 +363,8 @@ class Result:
         tokens: generated ids, without start token and EOS, but with the tokens of a stop string.
         writers: origin of each token: "draft", "copy" (from the source or a prediction) or
             "target".
-        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens, "error" if the
-            prompt could not be decoded.
+        finish_reason: "stop" at EOS or a stop string, "length" at max_tokens, "repetition" in a
+            loop, "error" if the prompt could not be decoded.
         stats: counts and times.
         error: the error message, if the prompt could not be decoded.
         score: with beams, the sum of the tokens' log-probabilities, EOS included, divided by
@@ -353,7 +401,7 @@ class Chunk:
 
     Attributes:
         text: new text in whole characters; "" without a tokenizer. Text that may begin a stop
-            string is held back.
+            string is held back, as are tokens that may turn out to be copies in a loop.
         tokens: new ids, without EOS.
         writers: origin of each of these tokens, as in `Result`.
         pieces: for each of these tokens, the part of `text` that it completed.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlx_t5.backend.device_memory import free
+from mlx_t5.engine.looped_pieces import parts_to_decode
 from mlx_t5.engine.memory import longest_text
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row
@@ -193,7 +194,13 @@ def decode_rows(
             return
         scheduler.step()
         while submitted and submitted[0].finish_reason is not None:
-            yield submitted.popleft()
+            row = submitted.popleft()
+            if parts := parts_to_decode(row):
+                submitted.extendleft([row, *reversed(parts)])
+                for part in parts:
+                    scheduler.submit(part)
+            elif not row.whole:
+                yield row
 
 
 def follow(engine: Batch, row: Row) -> Iterator[None]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # The purposes of random numbers at one position of a text; `fold` mixes a purpose into the key.
 ACCEPT, OWN, REPLACE = 0, 1, 2
+PART = 3  # of a text; `fold` mixes the part's number into the text's key
 LEAST_WAITING_TIME = 2.0**-100  # a waiting time of 0 would win the race even with weight 0
 CANDIDATES = 1024  # likeliest tokens that top-p considers first; if too few, it considers all
 LOG2_E = 1.4426950408889634  # for powers of 2: on x86, exp and softmax take twice as long

@@ -62,12 +62,14 @@ async def document_chunks(
             while len(document.result.pieces) in early:
                 answer = early.pop(len(document.result.pieces))
                 kept = stats.kept
-                added = document.add(cast(Result, answer.result))
+                one = cast(Result, answer.result)
+                added = document.add(one)
                 if added.result and added.result.error:
                     raise ApiError(500, added.result.error)
                 piece = vars(document.result.pieces[-1])
                 fields = {name: value for name, value in piece.items() if value is not None}
-                if detailed and stats.kept == kept:  # else the tokens are not in the document
+                # Else the tokens are not in the document, or there is text between them.
+                if detailed and stats.kept == kept and not one.pieces:
                     fields["speculation"] = speculation(answer)
                 pieces.append(AnsweredPiece(**fields))
                 if streamed or document.complete:

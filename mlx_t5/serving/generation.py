@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mlx_t5.backend import mx
 from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.beams import Beams
+from mlx_t5.engine.looped_pieces import parts_to_decode
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.rows import Row, TokenLogprob
 from mlx_t5.engine.scheduler import Scheduler
@@ -110,7 +111,7 @@ class GenerationBatches:
         seconds, metrics = scheduler.step_seconds, self._metrics
         began = self._jobs.clock() - seconds
         for row in rows:
-            if row.stats.target_calls == 1:
+            if row.stats.target_calls == 1 and not row.whole:
                 metrics.queue_seconds.observe(began - self._job_of[row].submitted)
         added = row_counts(rows) - before
         metrics.stepped(len(rows), scheduler.engine.gamma, seconds, added)
@@ -142,7 +143,8 @@ class GenerationBatches:
         """Recovers from an error in an engine: fails the running rows, but no waiting rows."""
         waiting = [row for scheduler in self._schedulers.values() for row in scheduler.waiting]
         survivors = {*waiting, *self._answers.waiting}
-        failed = [row for row in self._job_of if row not in survivors]
+        # A piece that waits for its parts fails with them.
+        failed = [row for row in self._job_of if row not in survivors and not row.parts]
         for row in failed:
             self._fail(row, failure_of(error))
         self._restart()
@@ -173,11 +175,19 @@ class GenerationBatches:
             # A row without tokens never joined a batch: its prompt is unusable or too long.
             self._fail(row, ApiError(500 if row.tokens else 400, errors[0]))
             return
+        for part in (parts := parts_to_decode(row)):
+            self._job_of[part] = job
+            self._scheduler_of(part).submit(part)
+        if parts:  # the last one to end reports the row
+            for part in parts:
+                if part.finish_reason:
+                    self._report(part)
+            return
         if row.reported == 0 and (row.stats.target_calls == 1 or row.stats.reused):
             self._metrics.first_token_seconds.observe(self._jobs.clock() - job.submitted)
         if not (job.request.stream or row.finish_reason):
             return
-        chunks = [text.chunk() for text in texts]
+        chunks = [] if row.whole else [text.chunk() for text in texts]
         if row.finish_reason:
             self._metrics.finished(row.stats, row.finish_reason)
             self._end(row)
@@ -188,9 +198,12 @@ class GenerationBatches:
     def _fail(self, row: Row, failure: ApiError) -> None:
         """Fails a row: a document continues, any other job is cancelled."""
         job = self._job_of[row]
-        self._end(row)
         if job.pieces:
             row.fail(str(failure))
+        self._end(row)
+        if row.whole:
+            return
+        if job.pieces:
             row.reported = row.decided  # none of its text is reported
             for text in texts_of(row):
                 self._jobs.put(job, text.chunk())
@@ -199,7 +212,11 @@ class GenerationBatches:
             self._jobs.put(job, failure)
 
     def _end(self, row: Row) -> None:
-        self._jobs.release(self._job_of.pop(row), row.settings.num_return_sequences)
+        job = self._job_of.pop(row)
+        if not row.whole:
+            self._jobs.release(job, row.settings.num_return_sequences)
+        elif not any(part in self._job_of for part in row.whole.parts):
+            self._report(row.whole)
 
 
 class LogprobRecorder:

@@ -171,7 +171,8 @@ async def _decoded(
     service: Service, prompts: Sequence[Prompt], receive: Any, beams: int = 1
 ) -> list[list[Result]]:
     """The best `beams` texts of each prompt."""
-    settings = service.settings({"num_beams": beams, "num_return_sequences": beams})
+    beam_settings = {"num_beams": beams, "num_return_sequences": beams}
+    settings = service.settings(beam_settings, translates=True)
     request, texts = GenerationRequest(settings), len(prompts) * beams
     job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
     job.sources = [str(prompt.source) for prompt in prompts]

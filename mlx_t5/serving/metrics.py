@@ -91,7 +91,7 @@ def row_counts(rows: Sequence[Row]) -> Counts[str]:
     counts = Counts[str]()
     for row in rows:
         stats = row.stats
-        counts["decided"] += stats.target_calls if row.settings.num_beams > 1 else row.decided
+        counts["decided"] += stats.target_calls if row.settings.num_beams > 1 else row.certain
         counts["target_calls"] += stats.target_calls
         counts["drafted"] += stats.drafted
         counts["accepted"] += stats.accepted

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Setting
+from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Repetition, Setting
 from mlx_t5.text.prompts import as_list as listed_prompts
 from mlx_t5.text.prompts import split_unit
 
@@ -185,6 +185,9 @@ class Decoding(_WithSettings):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     """the same seed gives the same text; absent: a new seed each time"""
     stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    repetition_detection: Annotated[dict[str, Any], AfterValidator(Repetition.of)] | None = None
+    """end a text in a loop: max_pattern_size, min_pattern_size, min_count as in vLLM, but only one
+    copy of the pattern stays; null: off; absent: on only in translations"""
     draft: bool | None = None
     """false decodes regularly, without proposals"""
     prediction: PredictedContent | None = None
@@ -197,6 +200,8 @@ class Decoding(_WithSettings):
         """The settings in the request, by their names in `Settings`."""
         values = {name: getattr(self, s.request) for name, s in SETTINGS.items() if s.request}
         values["stop"] = self.stop or None
+        if "repetition_detection" in self.model_fields_set:
+            values["repetition_detection"] = Repetition.of(self.repetition_detection)
         if self.draft is False:
             values["num_draft"] = 0
         return {name: value for name, value in values.items() if value is not None}
@@ -207,7 +212,7 @@ class Decoding(_WithSettings):
         for name in OF_BEAMS:
             if name in self.settings and not search:
                 raise ValueError(f"{name} requires num_beams above 1")
-        for name in ("temperature", "delta", "prediction"):
+        for name in ("temperature", "delta", "prediction", "repetition_detection"):
             if search and getattr(self, name):
                 raise ValueError(f"num_beams cannot be combined with {name}")
         return self

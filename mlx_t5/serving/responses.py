@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Writer = Literal["draft", "copy", "target"]
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "repetition"]
 Capability = Literal["completions", "score", "rerank", "embeddings"]
 
 
@@ -80,14 +80,16 @@ class AnsweredPiece(BaseModel):
     """One piece of a text that was split, with its answer.
 
     The piece is the characters from `start` to `end` of the text. If the piece failed or was kept,
-    `text` has these characters unchanged; a piece that was kept has no `speculation`.
+    `text` has these characters unchanged. A piece that was kept, or that looped and was cut, has no
+    `speculation`.
     """
 
     start: int
     end: int
     text: str
-    finish_reason: Literal["stop", "length", "error"]
+    finish_reason: Reason | Literal["error"]
     error: str | None = None
+    looped: bool | None = None
     speculation: SpeculationDetails | None = None
 
 
@@ -96,12 +98,14 @@ class PieceCounts(BaseModel):
 
     `pieces` is the expected number of all pieces; it grows if sentences are too long. Of the pieces
     answered so far, `cut` counts those that are parts of such sentences, and `failed` counts those
-    that failed. `kept` counts those whose answer lacked a URL or an e-mail address of the source.
+    that failed. `looped` counts those that ran into a loop and were decoded again in smaller parts.
+    `kept` counts those whose answer lacked a URL or an e-mail address of the source.
     `length` counts those that reached `max_tokens`.
     """
 
     pieces: int
     cut: int
+    looped: int
     failed: int
     kept: int
     length: int

@@ -276,7 +276,8 @@ class Service:
         """Checks a request, and makes its job; raises `ApiError` if the request is not valid."""
         self.require_decoder()
         task = self.task(body.task, body.prompts)
-        settings, samples = self._settings(body, task), body.n or 1
+        language = body.target_language or ""
+        settings, samples = self._settings(body, task, bool(language)), body.n or 1
         if settings.num_beams > 1:
             settings = replace(settings, num_return_sequences=samples)
         elif samples > 1 and settings.temp == 0:
@@ -300,6 +301,7 @@ class Service:
             settings,
             seed=secrets.randbelow(2**53) if body.seed is None else body.seed,
             num_samples=samples // settings.num_return_sequences,
+            document=DocumentOptions(target_language=language),
             stream=bool(body.stream) and document is None,
             by_token=bool(body.speculation),
             logprobs=body.alternatives,
@@ -383,7 +385,9 @@ class Service:
             message = f"{param} puts a text before the prompt; send that as text"
             raise ApiError(400, message, param)
 
-    def _settings(self, body: requests.Decoding, task: Preset = NO_TASK) -> Settings:
+    def _settings(
+        self, body: requests.Decoding, task: Preset = NO_TASK, translates: bool = False
+    ) -> Settings:
         requested = body.settings
         if requested.get("max_tokens", 0) > self.limits.max_tokens:
             most = f"at most {self.limits.max_tokens} here"
@@ -391,11 +395,12 @@ class Service:
         wants_draft = body.draft or requested.get("num_draft") not in (None, 0, AUTO)
         if wants_draft and not (self.drafts or body.prediction):
             raise ApiError(400, "this server has no draft; leave draft and num_draft out", "draft")
-        return self.settings(task.settings, requested)
+        return self.settings(task.settings, requested, translates=translates)
 
-    def settings(self, *sources: Mapping[str, Any]) -> Settings:
+    def settings(self, *sources: Mapping[str, Any], translates: bool = False) -> Settings:
         """The server's default settings with those of the sources; later ones win."""
-        values = combined(self._default_settings, *sources)
+        defaults = Settings.TRANSLATING if translates else {}
+        values = combined(defaults, self._default_settings, *sources)
         max_tokens = values.get("max_tokens", self._base_settings.max_tokens)
         values["max_tokens"] = min(max_tokens, self.limits.max_tokens)
         settings = replace(self._base_settings, **values)

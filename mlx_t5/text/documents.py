@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 
 from mlx_t5.errors import UserError
 from mlx_t5.settings import SUBTITLES
@@ -228,6 +228,22 @@ def _is_hard_wrapped(lines: Sequence[str]) -> bool:
     ends = [len(line.rstrip()) + 1 + len(word) for line, word in zip(lines, words, strict=False)]
     continued = any(word[:1].isalpha() and not word[:1].isupper() for word in words)
     return width in WRAPPED_WIDTHS and min(ends) > width and continued
+
+
+def smaller_parts(text: str) -> list[Span]:
+    """The parts of a text between its clause marks; if there are none, its halves by words."""
+    between_words = [_cut_point(text, 0, len(text))]
+    if not (_SPACE.search(text.strip()) or _BETWEEN.search(text)):
+        between_words = []
+    for ends in [match.end() for match in _CLAUSE.finditer(text)], between_words:
+        parts = list[Span]()
+        for start, end in pairwise([0, *ends, len(text)]):
+            part = text[start:end]
+            if any(map(str.isalpha, part)):
+                parts.append((end - len(part.lstrip()), start + len(part.rstrip())))
+        if len(parts) > 1:
+            return parts
+    return []
 
 
 def _cut_point(text: str, start: int, end: int) -> int:

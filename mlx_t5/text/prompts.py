@@ -41,6 +41,8 @@ class Prompt:
         prediction: the expected output, to copy proposals from.
         seed: replaces the seed of the call.
         attention_mask: 0 for token ids to which nothing attends, and 1 for the others.
+        prefix: if the source is a piece of a document, the task's prefix, with which it begins.
+        parts: of a piece that was cut since it looped, the part's number at each cut.
     """
 
     source: str | Sequence[int] | Exception
@@ -48,6 +50,13 @@ class Prompt:
     prediction: str | Sequence[int] | None = None
     seed: int | None = None
     attention_mask: Sequence[int] | None = None
+    prefix: str | None = None
+    parts: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """A text without its prefix."""
+        return str(self.source)[len(self.prefix or "") :]
 
 
 @dataclass(frozen=True)

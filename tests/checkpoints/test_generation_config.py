@@ -65,6 +65,10 @@ def folder(tmp_path):
             {"min_tokens": 0, "no_repeat_ngram_size": 0},
         ),
         (
+            {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
+            {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
+        ),
+        (
             {"bad_words_ids": [[5, 6]], "forced_bos_token_id": 0},
             {"bad_words_ids": [[5, 6]], "forced_bos_token_id": 0},
         ),
@@ -243,7 +247,8 @@ def test_a_task_has_a_prefix_and_settings_but_its_beams_are_only_reported(folder
 
 def test_later_settings_override_earlier_ones():
     assert combined({"top_k": 5, "temp": 1.0}, {"top_k": 7}) == {"top_k": 7, "temp": 1.0}
-    assert combined({"temp": 0.5, "delta": 0.1}, {"num_beams": 4}) == {"num_beams": 4}
+    earlier = {"temp": 0.5, "delta": 0.1, "repetition_detection": {}}
+    assert combined(earlier, {"num_beams": 4}) == {"num_beams": 4}
 
 
 def test_an_unknown_task_is_refused_with_the_known_names(folder):
@@ -276,6 +281,7 @@ def test_a_damaged_file_is_refused_in_one_line(folder, raw, message):
         ({"do_sample": True, "top_k": -1}, None, "top_k is -1"),
         ({"do_sample": True, "temperature": -1}, None, "temperature is -1"),
         ({"bad_words_ids": [5]}, None, "bad_words_ids is .5.; it must be"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, None, "min_count is 0; it must be 2"),
         ({"forced_eos_token_id": "x"}, None, "forced_eos_token_id is"),
         ({"do_sample": "yes"}, None, "do_sample must be true or false"),
         (None, {"a": "b"}, "must be an object of objects"),

@@ -75,6 +75,7 @@ VALUES = {  # of each setting
     "forced_eos_token_id": (None, None, 1),
     "stop": ((),),  # needs a tokenizer
     "num_beams": (1, 1, 1, 2),
+    "repetition_detection": (None, None, {"max_pattern_size": 3, "min_count": 2}),
 } | dict.fromkeys(("top_k", "top_p", "min_p"), ())  # of samples
 VALUES |= dict.fromkeys(("length_penalty", "early_stopping", "num_return_sequences"), ())  # beams
 
@@ -88,7 +89,7 @@ def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(m
         settings = {n: rng.choice(values) for n, values in VALUES.items() if values}
         predictions = [rng.choice([None, [5, 4, 3, 2]]) for _ in range(6)]
         if settings["num_beams"] > 1:
-            settings |= {"temp": 0.0, "delta": 0.0}
+            settings |= {"temp": 0.0, "delta": 0.0, "repetition_detection": None}
             predictions = [None] * 6
         prompts = [[rng.choice([3, 4])] for _ in predictions]
         one = decoder()

@@ -148,7 +148,7 @@ def test_stopping_keeps_the_finished_pieces(view, server):
     assert content.decode().startswith("I have two cats. She has a dog.\nI have")
 
 
-def events(count, failed=(), long=0):
+def events(count, failed=(), long=0, looped=()):
     """Yields the stream of a text of `count` pieces, each `a b`; the answers look like HTML."""
     bold = "<b id=injected>x</b>"
     stats = dict.fromkeys(TextStats.model_fields, 1)
@@ -157,10 +157,13 @@ def events(count, failed=(), long=0):
         piece = {"start": 4 * i, "end": 4 * i + 3, "text": bold, "finish_reason": "stop"}
         if i in failed:
             piece |= {"finish_reason": "error", "error": bold, "text": "a b"}
+        elif i in looped:
+            piece["looped"] = True
         else:
             piece["speculation"] = {"tokens": tokens, "stats": stats}
         totals = {"pieces": count, "cut": 0, "failed": sum(n <= i for n in failed), "kept": 0}
         totals["length"] = long
+        totals["looped"] = sum(n <= i for n in looped)
         choice = {"delta": {"content": piece["text"] + "\n"}, "pieces": [piece], "stats": totals}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
 
@@ -174,10 +177,11 @@ def answered(page, *stream):
 def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
     page = view(**NARROW)
     page.fill("#document-text", "a b\n" * 3 + "🐧" * 400)
-    answered(page, *events(3, failed=[1], long=2))
+    answered(page, *events(3, failed=[1], long=2, looped=[2]))
     done(page, 3)
-    counts = "3 of 3 sentences, 1 left as they were, 2 cut off at the most tokens"
+    counts = "3 of 3 sentences, 1 left as they were, 2 cut off at the most tokens, 1 looped"
     assert page.inner_text("#document-count") == counts
+    assert "It ran into a loop" in page.locator("#pieces li").nth(2).inner_text()
     row = page.locator("#pieces li.failed")
     assert row.count() == 1 and row.locator("p").all_text_contents() == ["a b", "a b"]
     assert row.locator("small").text_content() == "Left as it was: <b id=injected>x</b>"

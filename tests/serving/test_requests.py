@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from mlx_t5.serving.api_error import error_of_validation
 from mlx_t5.serving.openai import StrictRequest
 from mlx_t5.serving.requests import ChatRequest, CompletionRequest, PredictRequest
-from mlx_t5.settings import SETTINGS, Settings
+from mlx_t5.settings import SETTINGS, Repetition, Settings
 
 MANY = 90_000
 TURN = {"role": "user", "content": "x"}
@@ -39,6 +39,14 @@ def test_the_fields_of_a_request_become_settings():
     assert settings(**rules) == settings(PredictRequest, **rules) == rules
     beams = {"num_beams": 2, "early_stopping": "never", "length_penalty": 2}
     assert settings(PredictRequest, **beams) == settings(**beams) == beams
+    loops = {"max_pattern_size": 8, "min_count": 3}
+    assert settings(repetition_detection=loops) == {"repetition_detection": Repetition(8, 0, 3)}
+    for off in (None, {}, {"max_pattern_size": 0}):
+        assert (
+            settings(PredictRequest, repetition_detection=off)["repetition_detection"]
+            == Repetition()
+        )
+    assert settings(num_beams=2, repetition_detection={"max_pattern_size": 0})["num_beams"] == 2
     assert settings(ChatRequest, max_tokens=5, max_completion_tokens=3) == {"max_tokens": 3}
     assert settings(ChatRequest, max_completion_tokens=3) == {"max_tokens": 3}
 
@@ -55,6 +63,10 @@ def test_the_fields_of_a_request_become_settings():
         (ChatRequest, {"messages": [TURN], "stream_options": {str(i): i for i in range(MANY)}}),
         (ChatRequest, {"messages": [1] * MANY}),
         (ChatRequest, {"messages": [{**TURN, **dict.fromkeys(map(str, range(MANY)))}]}),
+        (
+            PredictRequest,
+            {"prompt": "x", "repetition_detection": dict.fromkeys(map(str, range(MANY)))},
+        ),
     ],
 )
 def test_a_body_that_is_wrong_everywhere_gives_few_errors(kind, body):

@@ -55,7 +55,7 @@ def test_the_server_returns_the_text_that_generate_returns(server, decoder, fiel
     expected = decoder.generate(TEXT, **{"split": "sentences", **options})
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
-    assert [{"error": None, **piece} for piece in choice["pieces"]] == list(
+    assert [{"error": None, "looped": None, **piece} for piece in choice["pieces"]] == list(
         map(vars, expected.pieces)
     )
     assert len(choice["pieces"]) == choice["stats"]["pieces"] == 3
@@ -171,7 +171,7 @@ def test_a_long_sentence_is_cut_and_a_failed_piece_keeps_its_source(tmp_path, un
         assert choice["text"] == f" {first['text']}\n\n- {long}  {last['text']} \n"
         assert (failed["text"], failed["finish_reason"]) == (long, "error")
         assert "no memory" in failed["error"] and "error" not in first | last
-        counts = {"pieces": 3, "cut": 0, "failed": 1, "kept": 0, "length": 2}
+        counts = {"pieces": 3, "cut": 0, "looped": 0, "failed": 1, "kept": 0, "length": 2}
         assert choice["stats"] == counts
         for stream in (False, True):
             body = {"prompt": long, "split": "sentences", "stream": stream}

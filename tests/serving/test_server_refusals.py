@@ -38,6 +38,7 @@ def refused(answer, status, param=None):
 
 
 PROMPT, CONTENT = {"prompt": SECRET}, {"type": "content"}
+LOOPS = {"max_pattern_size": 8, "min_count": 3}
 BAD_PREDICTIONS = [
     (CONTENT, ".content", "needed"),
     ({**CONTENT, "content": [{"type": "image_url"}]}, ".content[0].text", "needed"),
@@ -71,6 +72,21 @@ BAD_PREDICTIONS = [
         ({**PROMPT, "temperature": 1e-45}, "temperature", r"it must be 0 \(greedy\), or a number"),
         ({**PROMPT, "num_beams": 4, "temperature": 1}, "num_beams", "combined with temperature"),
         ({**PROMPT, "num_beams": 4, "delta": 0.5}, "num_beams", "combined with delta"),
+        (
+            {**PROMPT, "num_beams": 4, "repetition_detection": LOOPS},
+            "num_beams",
+            "combined with repetition_detection",
+        ),
+        (
+            {**PROMPT, "repetition_detection": {**LOOPS, "min_count": 1}},
+            "repetition_detection",
+            "min_count is 1; it must be 2 or more",
+        ),
+        (
+            {**PROMPT, "repetition_detection": {**LOOPS, "size": 1}},
+            "repetition_detection",
+            "it must be None or an object of max_pattern_size, min_pattern_size, min_count",
+        ),
         ({**PROMPT, "num_beams": 17}, "num_beams", "less than or equal to 16"),
         ({**PROMPT, "num_beams": 4, "stream": True}, "num_beams", "combined with stream"),
         ({**PROMPT, "num_beams": 4, "logprobs": 0}, "num_beams", "combined with logprobs"),

@@ -62,13 +62,14 @@ function show({ delta, pieces, stats }, characters) {
   answer.stats = stats;
 }
 
-function row({ text, error, finish_reason, speculation }, source) {
+function row({ text, error, finish_reason, looped, speculation }, source) {
   const made = element("li", "", error ? "failed" : "");
   const target = element("p");
   if (speculation && !error) for (const { text, writer } of speculation.tokens) append(target, text, writer);
   else target.textContent = text;
   made.append(element("p", source, "source"), target);
   if (error) made.append(element("small", `Left as it was: ${error}`));
+  else if (looped) made.append(element("small", "It ran into a loop, so it was decoded in smaller parts."));
   else if (!speculation) made.append(element("small", "Left as it was: its answer lacked a URL or an e-mail address."));
   else if (finish_reason === "length") made.append(element("small", "Cut off: it has as many tokens as are allowed."));
   return made;
@@ -82,10 +83,10 @@ function flush() {
   answer.shown = answer.texts.length;
   const done = $("pieces").childElementCount;
   if (!done) return;
-  const { pieces, failed, kept, length } = answer.stats; // kept: an answer lacked a URL of its source
+  const { pieces, looped, failed, kept, length } = answer.stats; // kept: an answer lacked a URL of its source
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off at the most tokens` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off at the most tokens` : ""}${looped ? `, ${looped} looped` : ""}`;
   for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
 }
 
