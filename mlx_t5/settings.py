@@ -315,7 +315,9 @@ class Settings:
             # The defaults, () and None, need no check.
             items = () if value is getattr(Settings, name) else _sequence(name, value)
             object.__setattr__(self, name, items)
-        object.__setattr__(self, "repetition_detection", Repetition.of(self.repetition_detection))
+        if not isinstance(self.repetition_detection, Repetition):
+            detection = Repetition.of(self.repetition_detection)
+            object.__setattr__(self, "repetition_detection", detection)
         if self.num_return_sequences > self.num_beams:
             expected = f"num_beams ({self.num_beams}) at most"
             raise refusal("num_return_sequences", self.num_return_sequences, expected)

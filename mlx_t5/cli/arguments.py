@@ -130,7 +130,7 @@ def run_body(name: str, options: Any) -> int:
     """Runs a command's body, which is imported only now because it imports MLX."""
     with interrupts_deferred():
         body = import_module(f"mlx_t5.cli.{name}_command")
-    return getattr(body, f"run_{name}")(options)
+    return getattr(body, f"{name}_command")(options)
 
 
 def not_installed(error: ImportError) -> str:

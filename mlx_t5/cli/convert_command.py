@@ -29,7 +29,7 @@ from mlx_t5.text.languages import checked_template
 from mlx_t5.text.tokenizer import save_tokenizer
 
 
-def run_convert(options: dict[str, Any]) -> int:
+def convert_command(options: dict[str, Any]) -> int:
     model, upload_repo = options.pop("model"), options.pop("upload_repo", None)
     check_repository(upload_repo)
     default = MODELS / absolute(model).name

@@ -49,7 +49,7 @@ OWN_SHARE = 0.9  # share of the target's own choices in its answers; rounding ma
 LABELED_FIRST = 32  # completions that are compared with the target before all are used
 
 
-def run_distill(options: DistillOptions) -> int:
+def distill_command(options: DistillOptions) -> int:
     return Distillation(options).run()
 
 

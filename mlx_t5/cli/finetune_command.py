@@ -44,7 +44,7 @@ MAX_GRAD_NORM = 1.0  # as transformers' Trainer
 PROMPTS = "prompts.jsonl"  # in the work folder, for distill.py
 
 
-def run_finetune(options: FinetuneOptions) -> int:
+def finetune_command(options: FinetuneOptions) -> int:
     return FineTuning(options).run()
 
 

@@ -33,7 +33,7 @@ from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 
-def run_generate(jobs: Sequence[MainOptions]) -> int:
+def generate_command(jobs: Sequence[MainOptions]) -> int:
     """Decodes each input with the same models; returns the exit status."""
     options = jobs[0]
     draft = options.draft_model

@@ -33,7 +33,7 @@ HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-refer
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
-def run_server(options: ServerOptions) -> int:
+def server_command(options: ServerOptions) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     with listener(options.host, options.port) as bound:
         chosen = choose_pair(options.model, options.draft_model, options.adapter_path)

@@ -57,7 +57,7 @@ class DocumentInFlight:
             for i, source in enumerate(sources):
                 # The first piece has the random stream of the whole text.
                 index, seed = prompt.index + (i << 32), prompt.seed
-                piece = Prompt(source, index, predicted, seed, document.prefix)
+                piece = Prompt(source, index, predicted, seed, prefix=document.prefix)
                 self.prompts.append(piece)
         if not self.prompts:
             self._finish()

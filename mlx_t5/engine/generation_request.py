@@ -70,7 +70,8 @@ class GenerationRequest:
         except UserError as bad:
             error = str(bad)
         detection = settings.repetition_detection
-        if detection and ids and (prompt.prefix is not None or self.document.target_language):
+        loops = detection.max_pattern_size > 0
+        if loops and ids and (prompt.prefix is not None or self.document.target_language):
             # Only what repeats more often than anything in the source is a loop.
             text = prompt.words if isinstance(source, str) else decode(tokenizer, ids)
             copies = max(detection.min_count, most_copies(text) + 1)

@@ -205,14 +205,10 @@ class Row:
         return len(self.tokens) - 1
 
     @property
-    def certain(self) -> int:
-        """The number of decided tokens that stay, whatever comes next."""
-        return self.decided - self.held
-
-    @property
     def generated(self) -> int:
-        """The number of certain tokens without an end token."""
-        return self.certain - 1 if self.ended else self.certain
+        """The number of tokens that stay, whatever comes next, without an end token."""
+        certain = self.decided - self.held
+        return certain - 1 if self.ended else certain
 
     @property
     def max_proposals(self) -> int:
@@ -234,9 +230,12 @@ class Row:
         self.ended = end is not None
         if end is not None:
             tokens = tokens[: end + 1]
-        detection, least = self.settings.repetition_detection, self.settings.min_tokens
-        start, text = self.decided, tokens[:-1] if self.ended else tokens
-        count, copies = until_repetition(self.tokens[1:], text, detection, least)
+        start, copies = self.decided, 0
+        detection = self.settings.repetition_detection
+        detects = detection.max_pattern_size > 0
+        if detects:
+            text, least = tokens[:-1] if self.ended else tokens, self.settings.min_tokens
+            count, copies = until_repetition(self.tokens[1:], text, detection, least)
         if copies:
             tokens, self.ended = text[:count], False
         if self.watch:
@@ -254,10 +253,13 @@ class Row:
             self._remove(copies)
         if self.watch and self.finish_reason:
             self.watch.finish()
-        self.held = 0 if self.finish_reason else uncertain(self.tokens[1:], detection)
         self.stats.target_calls += 1
-        self.uncounted.append((start, start + len(tokens), drafted, accepted, writer))
-        self._count_certain()
+        if detects:
+            self.held = 0 if self.finish_reason else uncertain(self.tokens[1:], detection)
+            self.uncounted.append((start, start + len(tokens), drafted, accepted, writer))
+            self._count_certain()
+        else:
+            self.stats.count(drafted, accepted, writer)
         if not finite and self.finish_reason is None:
             self.fail_without_choice(self.decided)
         return tokens, accepted
@@ -272,7 +274,8 @@ class Row:
 
     def _count_certain(self) -> None:
         """Counts the steps whose tokens cannot go any more; proposals that went do not count."""
-        while self.uncounted and (self.finish_reason or self.uncounted[0][1] <= self.certain):
+        certain = self.decided - self.held
+        while self.uncounted and (self.finish_reason or self.uncounted[0][1] <= certain):
             start, end, drafted, accepted, writer = self.uncounted.pop(0)
             if end > self.decided:
                 kept = max(self.decided - start, 0)
@@ -312,10 +315,10 @@ class Row:
         pieces = pieces[: len(pieces) - self.held]
         text = "".join(pieces) + (self.watch.rest if self.watch else "")
         result = self.result() if self.finish_reason else None
-        self.stats.update_rates(self.generated, self.certain)
+        self.stats.update_rates(self.generated, self.decided - self.held)
         # If the end token alone released held-back text, its log-probability is reported.
         logprobs = self.logprobs[: len(tokens) or (1 if text else 0)]
-        self.reported, self.logprobs = self.certain, self.logprobs[len(tokens) :]
+        self.reported, self.logprobs = self.decided - self.held, self.logprobs[len(tokens) :]
         return Chunk(text, tokens, writers, pieces, self.stats, result, self.index, logprobs)
 
     def result(self) -> Result:

@@ -195,7 +195,8 @@ def decode_rows(
         scheduler.step()
         while submitted and submitted[0].finish_reason is not None:
             row = submitted.popleft()
-            if parts := parts_to_decode(row):
+            parts = parts_to_decode(row) if row.finish_reason == "repetition" else []
+            if parts:
                 submitted.extendleft([row, *reversed(parts)])
                 for part in parts:
                     scheduler.submit(part)

@@ -91,7 +91,8 @@ def row_counts(rows: Sequence[Row]) -> Counts[str]:
     counts = Counts[str]()
     for row in rows:
         stats = row.stats
-        counts["decided"] += stats.target_calls if row.settings.num_beams > 1 else row.certain
+        searches = row.settings.num_beams > 1
+        counts["decided"] += stats.target_calls if searches else row.decided - row.held
         counts["target_calls"] += stats.target_calls
         counts["drafted"] += stats.drafted
         counts["accepted"] += stats.accepted
