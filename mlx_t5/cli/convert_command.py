@@ -31,12 +31,15 @@ from mlx_t5.text.tokenizer import save_tokenizer
 
 def convert_command(options: dict[str, Any]) -> int:
     model, upload_repo = options.pop("model"), options.pop("upload_repo", None)
-    check_repository(upload_repo)
+    if upload_repo is not None:
+        check_repository(upload_repo)
     default = MODELS / absolute(model).name
     if "adapter_path" in options:  # a merged adapter makes a different model, with its own name
         default = default.with_name(f"{default.name}-{absolute(options['adapter_path']).name}")
     path = convert(model, options.pop("mlx_path", default), **options)
     print(path, flush=True)
+    if upload_repo is None:
+        return 0
     return upload(path, upload_repo, lambda name: conversion_card(name, path, model))
 
 
