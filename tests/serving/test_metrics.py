@@ -14,7 +14,7 @@ def test_a_shorter_best_beam_never_lowers_the_count():
     def row(decided: int, calls: int, num_beams: int) -> SimpleNamespace:
         stats = Stats(target_calls=calls)
         settings = Settings(num_beams=num_beams)
-        return SimpleNamespace(certain=decided, settings=settings, stats=stats)
+        return SimpleNamespace(decided=decided, held=0, settings=settings, stats=stats)
 
     assert row_counts([row(9, 9, 2), row(9, 3, 1)]) == Counter(decided=18, target_calls=12)
     assert row_counts([row(5, 10, 2), row(12, 4, 1)]) == Counter(decided=22, target_calls=14)

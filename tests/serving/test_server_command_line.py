@@ -26,6 +26,7 @@ def test_a_port_in_use_is_reported(capsys):
 
 def test_exact_decoding_needs_a_decoder(tmp_path, capsys):
     folder = convert(str(ROOT / "demo" / "target"), tmp_path / "encoder", encoder_only=True)
+    capsys.readouterr()  # what the conversion tells
     assert main(["--port", "0", "--model", str(folder), "--exact"]) == 2
     message = "error: --exact requires a decoder; encoder is an encoder alone\n"
     assert capsys.readouterr().err == message
