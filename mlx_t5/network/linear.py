@@ -26,6 +26,9 @@ TILE = 128  # rows of the weight in a tile
 Form = Callable[[mx.array, mx.array], mx.array]  # x (M, K), weight (N, K) -> (M, N)
 Forms: TypeAlias = tuple[tuple[range, Form], ...]  # by the number of rows M
 
+# A `Matrix` names its forms by an index, because `mx.compile` takes arrays and constants only.
+COMBINATIONS: list[Forms] = [()]
+
 
 class Derived:
     """Something computed from parameters, and computed again if one of them has been replaced."""
@@ -53,12 +56,13 @@ class Matrix(NamedTuple):
     Attributes:
         arrays: the transposed weight (inputs, outputs), or quantized weight, scales, maybe biases.
         quantization: values of the attributes that `QUANTIZATION` names; empty if not quantized.
-        forms: forms of the product that are faster here than `x @ weight.T`; empty on a GPU.
+        forms: index in `COMBINATIONS` of the forms of the product that are faster here than
+            `x @ weight.T`; 0, for none, on a GPU.
     """
 
     arrays: tuple[mx.array, ...]
     quantization: tuple[Any, ...] = ()
-    forms: Forms = ()
+    forms: int = 0
 
     @classmethod
     def of(cls, layer: Any) -> Any:
@@ -73,12 +77,17 @@ class Matrix(NamedTuple):
 
     @classmethod
     def plain(cls, weight: mx.array) -> Matrix:
-        return cls((weight.T,), forms=faster_forms(*weight.shape, weight.dtype))
+        forms = faster_forms(*weight.shape, weight.dtype)
+        if forms not in COMBINATIONS:
+            COMBINATIONS.append(forms)
+        return cls((weight.T,), forms=COMBINATIONS.index(forms))
 
     def times(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
         """Multiplies x (M, K) by the weight and adds any residual (M, N), at once if possible."""
         (weight, *scales), quantization, forms = self
-        form = next((form for rows, form in forms if len(x) in rows), None) if forms else None
+        form = None
+        if forms:
+            form = next((form for rows, form in COMBINATIONS[forms] if len(x) in rows), None)
         if scales:
             how = dict(zip(QUANTIZATION, quantization, strict=True))
             out = mx.quantized_matmul(x, weight, *scales, **how)

@@ -13,6 +13,7 @@ from mlx_t5.checkpoints.quantization import quantize_predicate
 from mlx_t5.errors import UserError
 from mlx_t5.model import T5
 from mlx_t5.network import compiled as layers
+from mlx_t5.network import linear
 from random_models import CONFIG, V, random_t5, randomize
 
 FAMILIES = {
@@ -98,6 +99,18 @@ def test_compiled_layers_equal_plain_ones(decoded, family, kind):
         for a, b in zip(plain + plain_state, other + other_state, strict=True):
             a, b = (np.array(x.astype(mx.float32)) for x in (a, b))
             np.testing.assert_allclose(a, b, rtol=0, atol=off * max(np.abs(b).max(), 1))
+
+
+@cpu_forms
+def test_products_in_other_forms_are_compiled_too(decoded, monkeypatch):
+    """As are those of large weights with some kinds of BLAS."""
+    forms = (range(1, 4), linear.weight_first), (range(4, 99), linear.as_written)
+    monkeypatch.setattr(linear, "faster_forms", lambda *_: forms)
+    model = random_model("t5", "float32")
+    assert model.decoder.arrays[0][0][0].output.forms
+    for rows in (1, 3):
+        (logits, _), (expected, _) = (decoded(model, rows, c) for c in (True, False))
+        assert all(mx.allclose(a, b, atol=1e-5) for a, b in zip(logits, expected, strict=True))
 
 
 def test_compiled_layers_use_replaced_weights(monkeypatch):
