@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import sys
-from importlib import metadata
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -47,6 +46,8 @@ def cure(package: str) -> str:
             ):
                 break
         return f"pip install -r {shlex.quote(os.path.relpath(file))}"
+    from importlib import metadata  # slow to import, as is the next
+
     from packaging.requirements import Requirement
 
     groups: dict[str, list[Requirement]] = {}

@@ -24,7 +24,6 @@ from typing import Any
 
 from mlx_t5.errors import UserError
 from mlx_t5.text.prompts import Prompt
-from mlx_t5.text.subtitles import find_words
 
 WRITE_SOMETHING = "write what the model is to work on"
 TOO_LONG = "is longer than 1 MiB; cut it into shorter texts"
@@ -98,6 +97,8 @@ def read_document(name: str, file_type: str = "", encoding: str = "") -> str:
         data = file.read()
     text = _text(data, where, encoding or UTF_16.get(data[:2], "utf-8"))
     if file_type:
+        from mlx_t5.text.subtitles import find_words  # slow to import, and few files need it
+
         find_words(text, file_type)
     return text
 

@@ -35,7 +35,7 @@ from mlx_t5.engine.rows import Row
 from mlx_t5.sampling import draws
 from mlx_t5.settings import Settings
 
-V, MAX_TOKENS, DRAWS = 5, 3, 5_000
+V, MAX_TOKENS, DRAWS = 5, 3, 4_000
 SOURCE = (2, 3)
 TABLE = random_table(V, seed=3)
 NO_FOUR = without(TABLE, 4)

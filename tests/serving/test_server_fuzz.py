@@ -35,7 +35,7 @@ def test_the_openapi_description_has_our_errors(short):
 
 def test_no_request_that_was_made_up_breaks_it(short, tmp_path):
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
-    command += ["run", f"{short.url}/openapi.json", "--max-examples", "12", "--seed", "1"]
+    command += ["run", f"{short.url}/openapi.json", "--max-examples", "4", "--seed", "1"]
     # The model and the limits also decide whether a valid request can be served.
     command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     command += ["--phases", "coverage,fuzzing", "--continue-on-failure", "--no-color"]

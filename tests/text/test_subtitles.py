@@ -184,7 +184,7 @@ def test_files_full_of_marks_are_read_in_linear_time():
     """Patterns with quadratic time would not finish on these files."""
     marks = "-|<|<!|<a>|&|>|{\\|♪|♪ |0:0|-->|&gt;|.|「|a| |a b |a.b-|漢|a<|a♪|a<b>|- a\n"
     for mark in marks.split("|"):
-        text = SRT + (mark * 200_000)[:200_000] + " y"
+        text = SRT + (mark * 60_000)[:60_000] + " y"
         assert decoded(text, ".srt")[0].startswith("Hello")
 
 
