@@ -38,7 +38,7 @@ SHAPES = {  # layers, d_model, d_ff, heads
     "tiny": (4, 256, 1024, 4), "mini": (4, 384, 1536, 8), "small": (6, 512, 2048, 8),
     "base": (12, 768, 3072, 12), "large": (24, 1024, 4096, 16),
 }  # fmt: skip
-STEPS, BATCH = 500, 16
+STEPS, BATCH = 1500, 16
 
 
 def new_model(shape: tuple[int, int, int, int], chronos: dict[str, Any] = CHRONOS, **more) -> Any:
@@ -76,7 +76,7 @@ def train(folder: Path, steps: int = STEPS) -> None:
     exec(blocks()[0], page)
     torch.manual_seed(0)
     rng, future = np.random.default_rng(1), chronos["prediction_length"]
-    model = new_model((1, 64, 128, 2), chronos, dropout_rate=0.0).train()
+    model = new_model((2, 64, 256, 2), chronos, dropout_rate=0.0).train()
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, steps, pct_start=0.1)
     bins = page["centers"](chronos)

@@ -39,7 +39,7 @@ def log(line: str) -> None:
         sys.stderr = open(os.devnull, "w")
 
 
-def shown(value: object, longest: int = 100) -> str:
+def brief(value: object, longest: int = 100) -> str:
     """A value for an error message: a text or its `repr`, short and without control characters."""
     text = value if isinstance(value, str) else reprlib.repr(value)
     return _printable(text if len(text) <= longest else f"{text[: longest - 1]}…")

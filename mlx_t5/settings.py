@@ -16,7 +16,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 
 if TYPE_CHECKING:
     from mlx_t5.sampling.processors import LogitsProcessor
@@ -108,7 +108,7 @@ def written(value: Any) -> str:
         text = repr(value)
     except Exception:  # such as an integer with too many digits for Python to print
         text = f"too large an {type(value).__name__} to be shown"
-    return shown(text, VALUE_CHARACTERS)
+    return brief(text, VALUE_CHARACTERS)
 
 
 def is_listlike(value: Any) -> bool:

@@ -13,7 +13,7 @@ from mlx_t5 import backend
 from mlx_t5.backend import REFERENCE_BLAS, mx
 from mlx_t5.backend.blas import BLAS, hint
 from mlx_t5.backend.device import DEVICE, SETTINGS, choose_device
-from mlx_t5.errors import LONGEST_MESSAGE, UserError, shown
+from mlx_t5.errors import LONGEST_MESSAGE, UserError, brief
 from snippets import ROOT
 from standard_error import messages, without_metal
 
@@ -157,12 +157,12 @@ def test_mlx_is_told_before_it_is_imported():
 
 
 def test_text_quoted_from_a_file_is_short_and_printable():
-    assert shown("Übung 猫") == "Übung 猫"
-    assert shown("\x1b[2J\nerror: \u202e\udcff") == r"\x1b[2J\nerror: \u202e\udcff"
+    assert brief("Übung 猫") == "Übung 猫"
+    assert brief("\x1b[2J\nerror: \u202e\udcff") == r"\x1b[2J\nerror: \u202e\udcff"
     deep = "a"
     for _ in range(5000):
         deep = [deep]
-    assert all(len(shown(long)) < 110 for long in ("a" * 10**6, deep, [deep] * 100_000))
+    assert all(len(brief(long)) < 110 for long in ("a" * 10**6, deep, [deep] * 100_000))
     error = str(UserError("\x1b[31m" + "a\n" * 1_000_000 + "the cure"))
     assert error.isprintable() and len(error) < 2 * LONGEST_MESSAGE
     assert error.startswith(r"\x1b[31ma\na") and error.endswith("the cure")

@@ -26,7 +26,7 @@ from mlx_t5.checkpoints.quantization import PARTS, layer_settings
 from mlx_t5.checkpoints.reading import EMBEDDINGS, Weights, as_array, read_weights, require_float
 from mlx_t5.checkpoints.writing import new_folder, write_json
 from mlx_t5.disk import absolute, read_object
-from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.errors import UserError, brief, reason
 from mlx_t5.installation import command
 from mlx_t5.settings import FLAG, Range, checked
 
@@ -105,7 +105,7 @@ class LoraConfig:
             cure = f"train one with {command('finetune')}"
             raise UserError(f"{CONFIG} is of an mlx-lm adapter, for other models; {cure}")
         if (kind := raw.get("peft_type")) != "LORA":
-            raise UserError(f"{CONFIG}: peft_type {shown(kind)} cannot be merged; only LORA can")
+            raise UserError(f"{CONFIG}: peft_type {brief(kind)} cannot be merged; only LORA can")
         entries: dict[str, Any] = {}
         for name, value in raw.items():
             lower = value.lower() if isinstance(value, str) else value
@@ -116,7 +116,7 @@ class LoraConfig:
             elif name in _MODULES and isinstance(value, list) and set(map(type, value)) <= {str}:
                 entries[name] = tuple(value)
             elif name in _MODULES or not _is_neutral(name, lower):
-                entry = f"{shown(name)} {shown(value)}"
+                entry = f"{brief(name)} {brief(value)}"
                 raise UserError(f"{CONFIG}: {entry} cannot be merged here; merge it with PEFT")
         return cls(**entries)
 
@@ -256,7 +256,7 @@ def open_adapter(
         matrices[path] = LowRank(*arrays)
     for name in weights:
         if can_decode or not name.startswith(f"{_PREFIX}decoder.block."):
-            raise UserError(f"the adapter does not fit this model: unexpected {shown(name)}")
+            raise UserError(f"the adapter does not fit this model: unexpected {brief(name)}")
     return LoraAdapter(config.scale, matrices)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_t5.checkpoints.generation_config import FILE, TOKEN_IDS
 from mlx_t5.disk import read_object
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 from mlx_t5.installation import command
 from mlx_t5.settings import FLAG, Range, checked, refusal
 
@@ -189,7 +189,7 @@ def read_config(folder: Path) -> dict:
     raw = read_object(folder / "config.json", "give a model folder, MLX or Hugging Face")
     entry = raw.get("quantization_config")
     if isinstance(entry, Mapping) and (method := entry.get("quant_method")):
-        cause = f"{folder} is quantized by {shown(method)}, which cannot be read here"
+        cause = f"{folder} is quantized by {brief(method)}, which cannot be read here"
         raise UserError(f"{cause}; give the original to {command('convert')} -q")
     ids = read_object(folder / FILE, default={})
     # As in transformers: without a start token, a text starts with `bos_token_id`.

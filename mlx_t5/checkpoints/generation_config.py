@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_t5.disk import read_object
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 from mlx_t5.settings import SETTINGS, SMALLEST, TOKEN_RULES, Settings, refusal
 
 FILE, CONFIG = "generation_config.json", "config.json"
@@ -129,13 +129,13 @@ def read_tasks(folder: Path) -> dict[str, Preset]:
     tasks = read_object(folder / CONFIG, _DAMAGED).get("task_specific_params") or {}
     if not isinstance(tasks, dict) or not all(isinstance(raw, dict) for raw in tasks.values()):
         raise UserError("config.json: task_specific_params must be an object of objects")
-    return {name: _preset(f"task {shown(name)}", raw) for name, raw in tasks.items()}
+    return {name: _preset(f"task {brief(name)}", raw) for name, raw in tasks.items()}
 
 
 def find_task(tasks: Mapping[str, Preset], name: str) -> Preset:
     if name not in tasks:
-        known = ", ".join(map(shown, tasks)) or "none: its config.json has no task_specific_params"
-        raise UserError(f"this model has no task {shown(name)!r}; it has {known}")
+        known = ", ".join(map(brief, tasks)) or "none: its config.json has no task_specific_params"
+        raise UserError(f"this model has no task {brief(name)!r}; it has {known}")
     return tasks[name]
 
 
@@ -203,5 +203,5 @@ def _settings(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if entry in AS_THEY_ARE:
             settings[entry] = value
         else:
-            left_out.append(shown(entry))
+            left_out.append(brief(entry))
     return settings, left_out

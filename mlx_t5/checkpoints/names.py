@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.reading import EMBEDDINGS, TorchTensor, Weights, as_array, require_float
-from mlx_t5.errors import UserError, log, shown
+from mlx_t5.errors import UserError, brief, log
 
 EMBEDDING = EMBEDDINGS[0]
 HEAD = "lm_head.weight"
@@ -94,7 +94,7 @@ def select(config: T5Config, weights: Weights, encoder_only: bool = False) -> We
     weights.pop(_STRAY, None)
     zeros = (n for n, t in weights.items() if _BIAS.fullmatch(n) and not mx.any(as_array(t)).item())
     if added := [*filter(_ADDED.fullmatch, weights), *zeros]:
-        log(f"left out, as a T5 does not use it: {', '.join(map(shown, added))}")
+        log(f"left out, as a T5 does not use it: {', '.join(map(brief, added))}")
     for name in list(weights):
         if name in added or (without_decoder and has_decoder([name])):
             del weights[name]
@@ -109,7 +109,7 @@ def select(config: T5Config, weights: Weights, encoder_only: bool = False) -> We
         selected.pop(HEAD, None)
     prefix = os.path.commonprefix(list(weights)).rpartition(".")[0] + "."
     if prefix != "." and any(name.removeprefix(prefix) in selected for name in weights):
-        cause = f"the tensors' names begin with {shown(prefix)!r}"
+        cause = f"the tensors' names begin with {brief(prefix)!r}"
         raise UserError(f"{cause}; save the state dict of the T5 inside, without this prefix")
     check(weights, {name: shape for name, (_, shape) in selected.items()})
     for name, tensor in weights.items():
@@ -124,7 +124,7 @@ def check(actual: Weights, expected: Mapping[str, Shape]) -> None:
         names = [name for name in here if name not in there]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            problems.append(f"{kind} {', '.join(map(shown, names[:3]))}{more}")
+            problems.append(f"{kind} {', '.join(map(brief, names[:3]))}{more}")
     for name in expected:
         if name in actual and actual[name].shape != expected[name]:
             problems.append(f"{name} has shape {actual[name].shape} instead of {expected[name]}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlx_t5.backend import mx
 from mlx_t5.checkpoints.reading import as_array, read_weights
 from mlx_t5.disk import MODULE_FOLDER, MODULES, SENTENCE_SETTINGS, read_object
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 
 
 @dataclass(frozen=True)
@@ -109,5 +109,5 @@ def _dense(module: Path, d_model: int) -> Pooling:
 
 
 def _refused(where: Path, name: str, value: object) -> UserError:
-    what = f"{where}: {name} {shown(value)}"
+    what = f"{where}: {name} {brief(value)}"
     return UserError(f"{what} is not supported here; use sentence-transformers")

@@ -25,7 +25,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import SAFETENSORS, TORCH, read_object
-from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.errors import UserError, brief, reason
 from mlx_t5.settings import DTYPES
 
 # The embedding is stored under one or more of these names. MADLAD uses only the last one.
@@ -119,7 +119,7 @@ def read_weights(
         if (index := folder / f"{name}.index.json").is_file():
             return _read_shards(index)
     files = ", ".join(sorted(path.name for path in folder.glob("[!.]*"))) or "nothing"
-    raise UserError(f"{folder}: no {' or '.join(names)}; it holds {shown(files, 200)}")
+    raise UserError(f"{folder}: no {' or '.join(names)}; it holds {brief(files, 200)}")
 
 
 def stored_dtype(weights: Mapping[str, Any]) -> mx.Dtype | None:
@@ -137,7 +137,7 @@ def type_name(dtype: mx.Dtype) -> str:
 def require_float(name: str, tensor: mx.array | TorchTensor) -> None:
     if (dtype := type_name(tensor.dtype)) not in DTYPES:
         hint = " (as which MLX reads 8-bit floats, too)" if dtype == "uint8" else ""
-        raise UserError(f"{shown(name)} is {dtype}{hint}; weights must be {', '.join(DTYPES)}")
+        raise UserError(f"{brief(name)} is {dtype}{hint}; weights must be {', '.join(DTYPES)}")
 
 
 def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
@@ -146,13 +146,13 @@ def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
         raise UserError(f"{index} has no weight_map: fetch it again")
     for file in weight_map.values():
         if type(file) is not str or file in ("", ".", "..") or set(file) & set("/\\\0"):
-            raise UserError(f"{index} names {shown(file)!r}, which is not a file of its own folder")
+            raise UserError(f"{index} names {brief(file)!r}, which is not a file of its own folder")
     shards = sorted(set(weight_map.values()))
     if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
         cure = "fetch them"
         if index.name.startswith(SAFETENSORS) and any(index.parent.glob("pytorch_model*.bin")):
             cure += ", or delete the index to use the .bin files beside it"
-        names = shown(", ".join(missing), 200)
+        names = brief(", ".join(missing), 200)
         raise UserError(f"{index} names files that are missing: {names}; {cure}")
     weights: Weights = {}
     metadata: dict[str, str] = {}
@@ -162,7 +162,7 @@ def _read_shards(index: Path) -> tuple[Weights, dict[str, str]]:
         weights |= {n: t for n, t in tensors.items() if weight_map.get(n, shard) == shard}
     for name, file in weight_map.items():
         if name not in weights:
-            raise UserError(f"{index} puts {shown(name)} into {shown(file)}, which lacks it")
+            raise UserError(f"{index} puts {brief(name)} into {brief(file)}, which lacks it")
     return weights, metadata
 
 
@@ -179,7 +179,7 @@ def _read_file(path: Path) -> tuple[Weights, dict[str, str]]:
     except UserError:
         raise
     except Exception as error:  # whatever a damaged header or pickle leads to
-        cause = shown(reason(error), 200)
+        cause = brief(reason(error), 200)
         raise UserError(f"{path} cannot be read ({cause}): fetch it again") from error
 
 
@@ -192,11 +192,11 @@ def _read_torch(path: Path) -> Weights:
         raise UserError(f"{path} is not a state dict but a {type(state).__name__}")
     for name, value in state.items():
         if isinstance(value, dict):
-            raise UserError(f"{path} has tensors under {shown(name)!r}; save that dict alone")
+            raise UserError(f"{path} has tensors under {brief(name)!r}; save that dict alone")
         if type(name) is not str or not isinstance(value, TorchTensor):
-            raise UserError(f"{path}: {shown(name)!r} is a {type(value).__name__}, not a tensor")
+            raise UserError(f"{path}: {brief(name)!r} is a {type(value).__name__}, not a tensor")
         if value.storage.start is None:
-            raise UserError(f"{path}: the bytes of {shown(name)} are missing: fetch it again")
+            raise UserError(f"{path}: the bytes of {brief(name)} are missing: fetch it again")
     return dict(state)
 
 
@@ -216,7 +216,7 @@ def _read_zip(file: BinaryIO, path: Path) -> Any:
             lengths = np.frombuffer(file.read(4), "<u2")
             storage.start = entry.header_offset + 30 + int(lengths.sum())
             if entry.file_size < storage.nbytes:
-                raise UserError(f"{path}: storage {shown(key)} is cut short: fetch it again")
+                raise UserError(f"{path}: storage {brief(key)} is cut short: fetch it again")
     return state
 
 
@@ -231,7 +231,7 @@ def _read_legacy(file: BinaryIO, path: Path) -> Any:
     for key in _TensorUnpickler(file, path).load():
         storage = pickled.storages[key]
         if int.from_bytes(file.read(8), "little") != storage.count:
-            raise UserError(f"{path}: storage {shown(key)} has another size: fetch it again")
+            raise UserError(f"{path}: storage {brief(key)} has another size: fetch it again")
         storage.start = file.tell()
         file.seek(storage.nbytes, io.SEEK_CUR)
     if file.tell() > path.stat().st_size:
@@ -256,7 +256,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return self._tensor
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return self._parameter
-        name = shown(f"{module}.{name}")
+        name = brief(f"{module}.{name}")
         raise UserError(f"{self._path}: refused: the pickle asks for {name}, not part of a tensor")
 
     def persistent_load(self, pid: Any) -> _Storage:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlx_t5.errors import UserError, log, reason, shown
+from mlx_t5.errors import UserError, brief, log, reason
 
 ALPACA = ("instruction", "output", "input")  # the third is joined to the first, if it has a text
 NAMES = (("prompt", "completion"), ALPACA, ("input", "output"), ("source", "target"))
@@ -63,7 +63,7 @@ def read_lines(
             texts[0] = f"{texts[0].rstrip()} {more}"
         yield texts[0], texts[1] if len(texts) > 1 else None
     if unread:
-        log(f"note: {name} has columns that are not read: {shown(', '.join(unread), 300)}")
+        log(f"note: {name} has columns that are not read: {brief(', '.join(unread), 300)}")
 
 
 def _names(
@@ -76,7 +76,7 @@ def _names(
     cure = f"the prompt must be named {known}"
     if not prompts_only:
         cure = f"name the texts {known}, or give --source-language and --target-language"
-    raise UserError(f"{where} has the fields {shown(', '.join(map(str, record)), 300)}; {cure}")
+    raise UserError(f"{where} has the fields {brief(', '.join(map(str, record)), 300)}; {cure}")
 
 
 def _objects(name: str) -> Iterator[Record]:

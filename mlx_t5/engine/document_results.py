@@ -14,7 +14,7 @@ from typing import Any
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Row, Stats
-from mlx_t5.errors import UserError, log, shown
+from mlx_t5.errors import UserError, brief, log
 from mlx_t5.text.detokenizer import StreamingDetokenizer
 from mlx_t5.text.documents import Document
 from mlx_t5.text.prompts import DocumentOptions, Prompt
@@ -147,7 +147,7 @@ def rows_of(
     for prompt in prompts:
         document = _document(prompt, options, tokenizer, config)
         if isinstance(document, Document) and document.doubtful and not noted:
-            log(DOUBTFUL.format(shown(document.doubtful)))
+            log(DOUBTFUL.format(brief(document.doubtful)))
             noted = True
         yield piece_rows(DocumentInFlight(document, prompt))
 

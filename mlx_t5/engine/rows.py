@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_t5.backend import mx
 from mlx_t5.drafting.adaptive import AcceptanceStats
 from mlx_t5.drafting.source_copy import count_predicted
-from mlx_t5.errors import shown
+from mlx_t5.errors import brief
 from mlx_t5.sampling.beam_search import BeamSearch
 from mlx_t5.settings import AUTO, Settings
 from mlx_t5.text.detokenizer import TextWatch, decode
@@ -385,7 +385,7 @@ class Result:
     pieces: list[PieceResult] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        text = self.text and shown(self.text)
+        text = self.text and brief(self.text)
         drafted = f"{self.stats.accepted} of {self.stats.drafted} drafted accepted"
         parts = [repr(text), f"{len(self.tokens)} tokens", f"{self.finish_reason!r}", drafted]
         if self.error:

@@ -18,7 +18,7 @@ from mlx_t5.backend import mx, nn
 from mlx_t5.checkpoints.checkpoint import fill
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.checkpoints.hub import ADAPTED, source_of
-from mlx_t5.errors import UserError, log, shown
+from mlx_t5.errors import UserError, brief, log
 from mlx_t5.network.linear import QUANTIZATION
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def target_name(folder: Path) -> str:
 def target_of(folder: Path, entry: Any, config: T5Config, target: T5 | None) -> T5:
     """Checks that a draft can use the encoder of `target`, and returns `target`."""
     name = entry.get("model") if isinstance(entry, dict) else None
-    made_for = f"{folder} is a draft for {shown(name or 'a target without a name')}"
+    made_for = f"{folder} is a draft for {brief(name or 'a target without a name')}"
     if target is None:
         cure = "give it as --draft-model, or load(folder, shared_with=target)"
         raise UserError(f"{made_for} and uses its encoder: {cure}")

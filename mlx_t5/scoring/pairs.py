@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 from mlx_t5.network.cache import Cache
 from mlx_t5.network.encoding import by_length
 from mlx_t5.settings import is_listlike, refusal
@@ -149,7 +149,7 @@ def _word(word: str, tokenizer: Any) -> int:
         ids = [tokenizer.convert_tokens_to_ids(word)]
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
         cure = "ranking is for models like monoT5: name the words that yours answers"
-        raise UserError(f"{shown(word)!r} is no single token of this model; {cure}")
+        raise UserError(f"{brief(word)!r} is no single token of this model; {cure}")
     return ids[0]
 
 

@@ -1,7 +1,7 @@
 """Errors in the shape of OpenAI's API: {"error": {"message", "type", "param", "code"}}.
 
 A message never quotes the text of a client's prompt, so no prompt gets into a log through an error.
-A message may name an unknown field or task, shortened.
+A message may name an unknown field or task, brief.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from mlx_t5.errors import UserError, is_out_of_memory, shown
+from mlx_t5.errors import UserError, brief, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def error_of_validation(errors: Sequence[dict[str, Any]], body: Any) -> ApiError
     deepest = max((p for p, _ in found), key=lambda p: (len(p), [n for n in p if type(n) is int]))
     message, *others = dict.fromkeys(_message(error) for path, error in found if path == deepest)
     message = " or ".join([message, *(other.removeprefix("it must be ") for other in others)])
-    param = "".join(f"[{p}]" if isinstance(p, int) else f".{shown(p, MAX_NAME)}" for p in deepest)
+    param = "".join(f"[{p}]" if isinstance(p, int) else f".{brief(p, MAX_NAME)}" for p in deepest)
     param = param.removeprefix(".")
     if param:
         return ApiError(400, f"{param}: {message}", param)

@@ -21,7 +21,7 @@ from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.document_results import DocumentInFlight, fitted_document
 from mlx_t5.engine.generation_request import CHARACTERS, GenerationRequest
 from mlx_t5.engine.rows import Result
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, relevance_pairs
 from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError, refusing
@@ -332,7 +332,7 @@ class Service:
         `most_tokens` is the maximum number of tokens of a document.
         """
         if not ranks_by(self.tokenizer, words):
-            cause = f"{self.model} cannot rank by {' and '.join(map(shown, words))}"
+            cause = f"{self.model} cannot rank by {' and '.join(map(brief, words))}"
             raise ApiError(400, f"{cause}; name two words that are single tokens", "words")
         self._check_length(query, "query")
         if not query.strip():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mlx_t5.drafting.named import DRAFTERS
 from mlx_t5.engine.rows import Result, total
-from mlx_t5.errors import shown
+from mlx_t5.errors import brief
 from mlx_t5.timing import Columns, Ratio, interleave, markdown, percent, speed_up
 
 Decode = Callable[[int], list[Result]]
@@ -62,7 +62,7 @@ class Texts:
         rows = []
         for i in sorted(range(len(self.right)), key=self._is_right)[:SAMPLES]:
             texts = self.prompts[i], self.written[i], self.right[i]
-            prompt, text, right = (shown(text, SAMPLE_CHARACTERS) for text in texts)
+            prompt, text, right = (brief(text, SAMPLE_CHARACTERS) for text in texts)
             rows.append(f"  {prompt}\n    → {text}")
             if not self._is_right(i):
                 rows.append(f"    not {right}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mlx_t5.errors import UserError, shown
+from mlx_t5.errors import UserError, brief
 from mlx_t5.text.detokenizer import decode
 from mlx_t5.text.prompts import token_ids
 
@@ -106,7 +106,7 @@ def read_pairs(
     counts["pairs occur more than once and are kept"] = len(pairs) - len(set(pairs))
     _report(counts, log)
     if changed:
-        texts = [shown(text, 80) for text in changed[0]]
+        texts = [brief(text, 80) for text in changed[0]]
         log(
             f"warning: {len(changed)} of {len(pairs)} completions have characters that this "
             f"tokenizer cannot write: {texts[0]!r} becomes {texts[1]!r}; the model learns to write "
@@ -131,7 +131,7 @@ def _usable(
         try:
             yield make(*line)
         except UserError as error:
-            reasons.append(f"the prompt {shown(line[0], 40)!r}: {error}")
+            reasons.append(f"the prompt {brief(line[0], 40)!r}: {error}")
     for reason in reasons[:LINES_NAMED]:
         log(f"left out: {reason}")
     if len(reasons) > LINES_NAMED:

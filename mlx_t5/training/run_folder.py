@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_t5.backend import mx, tree_flatten
 from mlx_t5.disk import lock, replace_file
-from mlx_t5.errors import UserError, readable, reason, shown
+from mlx_t5.errors import UserError, brief, readable, reason
 from mlx_t5.training.learner import Arrays, State
 
 OPTIONS, ANSWERS, STATE, BEST = "run.json", "answers", "state.safetensors", "best.safetensors"
@@ -132,7 +132,7 @@ class RunFolder:
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, RecursionError, EOFError) as error:
-            cause = f"{self.path / name} is damaged ({shown(reason(error))})"
+            cause = f"{self.path / name} is damaged ({brief(reason(error))})"
             files = f"{VOCABULARY} (if there), {STATE} and {BEST}"
             raise UserError(f"{cause}; to train again, remove {files}") from None
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from mlx_t5.backend import mx
 from mlx_t5.disk import replace_file
-from mlx_t5.errors import UserError, reason, shown
+from mlx_t5.errors import UserError, brief, reason
 from mlx_t5.installation import command
 from mlx_t5.model import T5
 from mlx_t5.network.encoding import by_length, encoder_states, make_cache
@@ -106,7 +106,7 @@ class Answers:
             try:
                 labeled += self._read(shard)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                cause = f"{self._file(shard)} is damaged ({shown(reason(error))})"
+                cause = f"{self._file(shard)} is damaged ({brief(reason(error))})"
                 raise UserError(f"{cause}; remove it, and its prompts are answered again") from None
         return labeled
 
