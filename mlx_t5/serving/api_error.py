@@ -1,7 +1,7 @@
 """Errors in the shape of OpenAI's API: {"error": {"message", "type", "param", "code"}}.
 
 A message never quotes the text of a client's prompt, so no prompt gets into a log through an error.
-A message may name an unknown field or task, brief.
+A message may name an unknown field or task, shortened.
 """
 
 from __future__ import annotations
