@@ -1,9 +1,8 @@
-"""Draws docs/forecasting.png by the code of docs/forecasting.md, and times Chronos-T5's shapes.
+"""Times forecasts (docs/forecasting.md) at Chronos-T5's shapes.
 
-`python -m demo.forecasting` trains a tiny model of Chronos-T5's form on waves with a trend and
-noise, which takes some minutes, and lets it forecast the page's series. `python -m demo.forecasting
-large` times 20 samples of 64 tokens with random weights of chronos-t5-large's shape, here and in
-torch; `tiny`, `mini`, `small` and `base` are the other shapes. Needs requirements/benchmark.txt.
+`python -m demo.forecasting large` times 20 samples of 64 tokens with random weights of
+chronos-t5-large's shape, here and in torch; `tiny`, `mini`, `small` and `base` are the other
+shapes. Needs requirements/benchmark.txt.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -38,7 +35,6 @@ SHAPES = {  # layers, d_model, d_ff, heads
     "tiny": (4, 256, 1024, 4), "mini": (4, 384, 1536, 8), "small": (6, 512, 2048, 8),
     "base": (12, 768, 3072, 12), "large": (24, 1024, 4096, 16),
 }  # fmt: skip
-STEPS, BATCH = 1500, 16
 
 
 def new_model(shape: tuple[int, int, int, int], chronos: dict[str, Any] = CHRONOS, **more) -> Any:
@@ -53,61 +49,6 @@ def blocks() -> list[str]:
     """Returns the Python blocks of docs/forecasting.md: its functions, then their use."""
     page = (DOCS / "forecasting.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
-def waves(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Returns random series (BATCH, length): waves of 24 steps, with a trend and noise."""
-
-    def between(low: float, high: float) -> np.ndarray:
-        return rng.uniform(low, high, (BATCH, 1))
-
-    steps = np.arange(length)
-    wave = between(2, 4) * np.sin(2 * np.pi * (steps / 24 + between(0, 1)))
-    noise = between(0.2, 0.8) * rng.normal(size=(BATCH, length))
-    return between(8, 12) + between(-0.03, 0.03) * steps + wave + noise
-
-
-def train(folder: Path, steps: int = STEPS) -> None:
-    """Trains a tiny model on waves and saves it in the form of Chronos-T5."""
-    # Few tokens are learned faster, and bins from 0 to 2 are fine enough for these series.
-    limits = {"tokenizer_kwargs": {"low_limit": 0.0, "high_limit": 2.0}}
-    chronos = CHRONOS | {"n_tokens": 100} | limits
-    page: dict[str, Any] = {}
-    exec(blocks()[0], page)
-    torch.manual_seed(0)
-    rng, future = np.random.default_rng(1), chronos["prediction_length"]
-    model = new_model((2, 64, 256, 2), chronos, dropout_rate=0.0).train()
-    optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, steps, pct_start=0.1)
-    bins = page["centers"](chronos)
-    for _ in range(steps):
-        past = int(rng.integers(40, 97))
-        series = waves(rng, past + future)
-        series /= np.abs(series[:, :past]).mean(axis=1, keepdims=True)
-        ids = np.searchsorted((bins[1:] + bins[:-1]) / 2, series, side="right")
-        ids += chronos["n_special_tokens"] + 1
-        ends = np.full((BATCH, 1), chronos["eos_token_id"])
-        sources = torch.tensor(np.concatenate([ids[:, :past], ends], axis=1))
-        labels = torch.tensor(ids[:, past:].copy())
-        loss = model(input_ids=sources, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    model.save_pretrained(folder)
-
-
-def draw() -> None:
-    """Runs the page with a model that was trained here."""
-    with tempfile.TemporaryDirectory() as folder:
-        train(Path(folder))
-        model, _ = load(folder)
-        page: dict[str, Any] = {"__name__": "page"}
-        exec(blocks()[0], page)
-        use = blocks()[1].replace("SpeculativeDecoder.from_pretrained(name, draft=draft)", "ours")
-        page["ours"] = SpeculativeDecoder(model)
-        exec(use.replace('"forecast.png"', "picture"), page | {"picture": DOCS / "forecasting.png"})
 
 
 def timed(name: str, call: Callable[..., Any], shortest: str, longest: str) -> Any:
@@ -156,7 +97,7 @@ def measure(size: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:2] and sys.argv[1] in SHAPES:
         measure(sys.argv[1])
     else:
-        draw()
+        raise SystemExit(f"error: name one of {', '.join(SHAPES)}")
