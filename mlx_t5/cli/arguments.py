@@ -72,7 +72,10 @@ class Parser(argparse.ArgumentParser):
         result, rest = super().parse_known_args(words, namespace)
         if rest:
             unknown = rest[0].partition("=")[0]
-            cure = settings.did_you_mean(unknown, known) or "; see --help"
+            others = [
+                option_of(a) for a, name in settings.ALIASES.items() if option_of(name) in known
+            ]
+            cure = settings.did_you_mean(unknown, [*known, *others]) or "; see --help"
             if not unknown.startswith("-") and "--prompt" in known:
                 cure = f"; did you mean --prompt {shlex.quote(rest[0])}?"
             self.error(f"unrecognized arguments: {' '.join(rest)}{cure}")
