@@ -25,6 +25,7 @@ MAIN = {
     "--dtype int4": "--dtype",
     "--no-such-option": "--no-such-option; see --help",
     "--num-beam 4": "unrecognized arguments: --num-beam 4; did you mean --num-beams?",
+    "--temprature 1": "unrecognized arguments: --temprature 1; did you mean --temperature?",
     "'fix it: She have.'": "fix it: She have.; did you mean --prompt 'fix it: She have.'?",
     "--prompt a --prompt ' \n'": "the prompt is empty",
     "--input-file none.txt": "none.txt",
