@@ -208,11 +208,11 @@ class Engine(Batch):
         """Adds the accepted tokens to the rows; `adaptive`, draft and drafter learn the outcome."""
         eos = self.target.config.eos_token_ids
         for i, (row, (accepted, *tokens)) in enumerate(zip(self.rows, outcome, strict=True)):
-            drafted, writer = proposal.lengths[i], proposal.writers[i]
-            new, count = row.commit(tokens[: accepted + 1], drafted, writer, eos)
+            drafted, origin = proposal.lengths[i], proposal.origins[i]
+            new, count = row.commit(tokens[: accepted + 1], drafted, origin, eos)
             row.stats.decode_seconds += seconds
             if self.proposes and row.settings.num_draft == AUTO:
-                by_draft = drafted if writer == "draft" else 0
+                by_draft = drafted if origin == "draft" else 0
                 self.adaptive.update(row, self.copies[i], by_draft, new, count)
         if self.plan.usual:
             self.adaptive.costs.update(len(self.rows), self.gamma, max(self.plan.drafted), seconds)

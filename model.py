@@ -332,8 +332,8 @@ class T5(nn.Module):
 
     Attributes:
         folder: the folder from which `load` read the model.
-        passes: number of decoder passes so far; after `compiled.PASSES_BEFORE_COMPILING` passes, a
-            GPU compiles the layers.
+        decoder_passes: number of decoder passes so far; the layers are compiled after
+            `compiled.PASSES_BEFORE_COMPILING`.
         grad_checkpoint: whether training recomputes activations within layers to save memory.
         progress: wraps the encoder's layers, as tqdm does, to show how far encoding is; None shows
             nothing, and does not wait for each layer.
@@ -352,7 +352,7 @@ class T5(nn.Module):
         super().__init__()
         self.config, self.pooling, self.derived = config, Pooling(), Derived()
         self.shares_with: T5 | None = None
-        self.folder, self.passes, self.grad_checkpoint = Path(), 0, False
+        self.folder, self.decoder_passes, self.grad_checkpoint = Path(), 0, False
         self.progress: Callable[[Sequence], Iterable] | None = None
         if shares_with is not None:
             share(self, shares_with)
@@ -453,11 +453,11 @@ class T5(nn.Module):
             ValueError: the cache has a different number of rows.
         """
         slots = cache.slots(offsets, tokens.shape[1])
-        layer = for_pass(decoder_layer, self.config, slots, self.passes)
+        layer = for_pass(decoder_layer, self.config, slots, self.decoder_passes)
         for i, x in enumerate(self._states(tokens, slots, layer), 1):
             if i % LAYERS_AT_ONCE == 0:
                 mx.async_eval(x)
-        self.passes += 1
+        self.decoder_passes += 1
         return self.logits(x).reshape(*tokens.shape, -1)
 
     def decoder_states(self, tokens: mx.array, cache: Cache) -> mx.array:

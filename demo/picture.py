@@ -27,7 +27,7 @@ def run() -> list[Step]:
     target, tokenizer = load(BUNDLED / "target", "float32")
     draft, _ = load(BUNDLED / "draft", "float32")
     chunks = SpeculativeDecoder(target, draft, tokenizer, NUM_DRAFT).stream(DEFAULT_PROMPT)
-    return [list(zip(chunk.pieces, chunk.writers, strict=True)) for chunk in chunks]
+    return [list(zip(chunk.segments, chunk.origins, strict=True)) for chunk in chunks]
 
 
 def label(text: str, x: int, y: int, color: str = "#59636e") -> str:
@@ -40,12 +40,12 @@ def draw(steps: list[Step]) -> str:
     summary = f"{tokens} tokens in {len(steps)} passes of the target instead of {tokens + 1}"
     lines: list[tuple[str, Step, str]] = [("", [], summary)]
     lines += [(f"pass {number}", step, "") for number, step in enumerate(steps, 1)]
-    lines += [("", [("token", writer)], meaning) for writer, meaning in LEGEND.items()]
+    lines += [("", [("token", origin)], meaning) for origin, meaning in LEGEND.items()]
     shapes, right = [], 0
     for i, (name, step, text) in enumerate(lines):
         x, y = LEFT, 10 + i * LINE
-        for piece, writer in step:
-            word, (color, background) = piece.strip() or "␣", COLORS[writer]
+        for piece, origin in step:
+            word, (color, background) = piece.strip() or "␣", COLORS[origin]
             width = CHARACTER * len(word) + 10
             x += 7 * (piece.startswith(" ") and x > LEFT)
             box = f'x="{x}" y="{y}" width="{width}" height="24" rx="5" fill="{background}"'

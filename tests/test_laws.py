@@ -92,7 +92,7 @@ def test_caches_hold_what_was_committed_and_rows_are_written_as_if_alone(kind, s
         finish(engine)
         assert (alone.tokens, alone.finish_reason) == (row.tokens, row.finish_reason)
         # If numbers are chosen by earlier acceptance, greedy rows share what they learn.
-        assert alone.writers == row.writers or number != "given"
+        assert alone.origins == row.origins or number != "given"
 
 
 def test_the_tested_batches_mix_writers_and_numbers():
@@ -101,7 +101,7 @@ def test_the_tested_batches_mix_writers_and_numbers():
     engine.insert(mixed)
     TARGET.calls.clear()
     finish(engine)
-    assert {writer for row in mixed for writer in row.writers} == {"copy", "draft", "target"}
+    assert {origin for row in mixed for origin in row.origins} == {"copy", "draft", "target"}
     assert sum(row.stats.target_calls for row in mixed) > 1.5 * len(TARGET.calls)
     for sampling in SAMPLING:
         engine = engine_of("disagrees everywhere", "a CPU")

@@ -237,11 +237,11 @@ def test_the_bundled_pair_samples_the_same_text_alone_and_in_a_batch(decoder):
     seeds = list(range(2 * len(TEXTS)))
     options = {"max_tokens": 40, "temp": 1.0, "num_draft": 5}
     together = decoder.generate(TEXTS * 2, seed=seeds, batch_size=6, **options)
-    written = {writer for result in together for writer in result.writers}
+    written = {origin for result in together for origin in result.origins}
     assert written == {"copy", "draft", "target"}
     for prompt, seed, result in zip(TEXTS * 2, seeds, together, strict=True):
         alone = decoder.generate(prompt, seed=seed, **options)
-        assert (alone.tokens, alone.writers) == (result.tokens, result.writers), prompt
+        assert (alone.tokens, alone.origins) == (result.tokens, result.origins), prompt
 
 
 @pytest.mark.parametrize("num_draft", [0, 2, "auto"])

@@ -61,7 +61,7 @@ def test_a_right_prediction_needs_few_passes(regular, text, pair):
     assert drafted == accepted == result.stats.accepted == tokens - tokens // 6
     assert calls == -(-tokens // 6), "5 proposals a step, all of them right"
     assert in_text(result) == (tokens - 1, tokens - 1), "the steps' own tokens too"
-    assert set(result.writers) == {"copy", "target"}
+    assert set(result.origins) == {"copy", "target"}
     ids = [*plain.tokens, pair[2].eos_token_id]
     assert counts(regular.generate(PROMPT, prediction=ids)) == counts(result)
     assert counts(regular.generate(PROMPT, prediction=text, num_draft=15))[2] == -(-tokens // 16)
@@ -112,7 +112,7 @@ def test_the_draft_proposes_where_the_prediction_does_not(pair, text):
         decoder = SpeculativeDecoder(target, draft, tokenizer, 5, copy=copy)
         result = decoder.generate(PROMPT, prediction=begin)
         assert result.text == text
-        assert set(result.writers) >= {"copy", "draft"}
+        assert set(result.origins) >= {"copy", "draft"}
 
 
 def test_streams_and_samples_use_the_prediction_too(regular, text):

@@ -165,8 +165,8 @@ def test_the_origin_of_each_token_is_reported(client, decoder, stream):
         choice = answer.choices[0]
         assert "".join(t["text"] for t in choice.speculation["tokens"]) == choice.text
     written = [t for answer in answers for t in answer.choices[0].speculation["tokens"]]
-    assert [t["writer"] for t in written] == expected.writers
-    assert set(expected.writers) == {"draft", "copy", "target"}
+    assert [t["origin"] for t in written] == expected.origins
+    assert set(expected.origins) == {"draft", "copy", "target"}
     stats = answers[-1].choices[0].speculation["stats"]
     assert stats["target_calls"] == expected.stats.target_calls
 

@@ -54,7 +54,7 @@ OPTIONS = {
         default=(2, 3, 4, 5, 6, 7, 8, AUTO),
         several=True,
     ),
-    "ways": Option("proposers", PROPOSERS, PROPOSERS, several=True, shown="all"),
+    "ways": Option("proposers", PROPOSERS, PROPOSERS, several=True, default_text="all"),
     "predictions": Option(
         "also measure with predictions, with and without proposers: the target's own greedy texts, "
         "with this percentage of their words changed",

@@ -69,15 +69,15 @@ def serve(pipe: Connection, environment: dict[str, str], what: str, keywords: di
     except Exception as error:
         pipe.send((error_line(error), None))
         return
-    answer: tuple[str | None, Any]
+    reply: tuple[str | None, Any]
     with contextlib.suppress(EOFError):  # the other end is closed
         while True:
             method, arguments = pipe.recv()
             try:
-                answer = None, getattr(target, method)(**arguments)
+                reply = None, getattr(target, method)(**arguments)
             except Exception as error:  # the caller gets the error of any library
-                answer = error_line(error), None
-            pipe.send(answer)
+                reply = error_line(error), None
+            pipe.send(reply)
 
 
 def error_line(error: Exception) -> str:

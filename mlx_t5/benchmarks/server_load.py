@@ -2,10 +2,10 @@
 
 Two servers of the same models are started on free loopback ports. With `--max-batch N`, requests
 join and leave a running batch. With `--max-batch 1`, requests are served one by one. Every client
-sends its next prompt as soon as it has the answer to the previous one. After a warm-up, the two
+sends its next prompt as soon as it has the response to the previous one. After a warm-up, the two
 servers are measured in turn with the same prompts; while one is measured, the other is idle.
-Latency is the time from sending a request until its answer has been read, including the time in the
-queue. The texts of the two servers are compared, so a prompt has the same seed on both.
+Latency is the time from sending a request until its response has been read, including the time in
+the queue. The texts of the two servers are compared, so a prompt has the same seed on both.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def serving(argv: Sequence[str]) -> Iterator[str]:
 def send_all(
     address: str, prompts: Sequence[str], clients: int, options: dict
 ) -> tuple[float, list[float], list[dict]]:
-    """Sends all prompts; returns the total seconds, each request's latency, and the answers."""
+    """Sends all prompts; returns the total seconds, each request's latency, and the responses."""
     client = threading.local()
 
     def send(i: int) -> tuple[float, dict]:
@@ -89,17 +89,17 @@ def send_all(
         body = json.dumps({"prompt": prompts[i], "seed": i, **options})
         connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
-        answer = json.loads(response.read())
+        fields = json.loads(response.read())
         latency = time.perf_counter() - began
         if response.status != 200:
-            raise RuntimeError(answer["error"]["message"])
-        return latency, answer
+            raise RuntimeError(fields["error"]["message"])
+        return latency, fields
 
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         sent = list(pool.map(send, range(len(prompts))))
-    latencies, answers = map(list, zip(*sent, strict=True))
-    return time.perf_counter() - began, latencies, answers
+    latencies, responses = map(list, zip(*sent, strict=True))
+    return time.perf_counter() - began, latencies, responses
 
 
 def measure(
@@ -114,9 +114,9 @@ def measure(
     measured = {(n, server): Measurement() for n in clients for server in addresses}
     for _ in range(repeats):
         for (n, server), one in measured.items():
-            seconds, latencies, answers = send_all(addresses[server], prompts, n, options)
-            tokens = sum(answer["stats"]["generated_tokens"] for answer in answers)
-            one.timed.add([(seconds, tokens, [answer["text"] for answer in answers])])
+            seconds, latencies, responses = send_all(addresses[server], prompts, n, options)
+            tokens = sum(response["stats"]["generated_tokens"] for response in responses)
+            one.timed.add([(seconds, tokens, [response["text"] for response in responses])])
             one.latencies += latencies
     return measured
 
@@ -177,9 +177,9 @@ def run_server(args: argparse.Namespace, command: str) -> int:
 def served_dtype(address: str) -> str:
     connection = http.client.HTTPConnection(address)
     connection.request("GET", "/v1/models")
-    answer = json.loads(connection.getresponse().read())
+    response = json.loads(connection.getresponse().read())
     connection.close()
-    return answer["data"][0]["dtype"]
+    return response["data"][0]["dtype"]
 
 
 OPTIONS = {

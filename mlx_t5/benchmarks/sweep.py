@@ -141,21 +141,21 @@ def quality_of(
         turn = decoding(decoder, [prompts.prompts], batch_size, max_tokens=max_tokens)
         return [result.text or "" for result in turn(0)]
 
-    right = {"": prompts.references, "_lossless": texts(subject.decoder(REGULAR))}
+    references = {"": prompts.references, "_lossless": texts(subject.decoder(REGULAR))}
     scores = {"exact_match": exact_match, "chrf": chrf}
     written = (texts(subject.decoder(way, n, delta)) for delta, n in settings)
     return [
         {
-            f"{name}{against}": None if answers is None else score(answer, answers)
-            for against, answers in right.items()
+            f"{name}{against}": None if expected is None else score(output, expected)
+            for against, expected in references.items()
             for name, score in scores.items()
         }
-        for answer in written
+        for output in written
     ]
 
 
-def exact_match(texts: Sequence[str], right: Sequence[str]) -> float:
-    return 100 * sum(map(str.__eq__, texts, right)) / len(texts)
+def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
+    return 100 * sum(map(str.__eq__, texts, references)) / len(texts)
 
 
 def recommend(rows: Sequence[dict], tolerance: float) -> dict | None:

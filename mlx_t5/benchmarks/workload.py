@@ -36,7 +36,7 @@ SAMPLING: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, with their tasks and, if all are known, right answers."""
+    """Prompts, with their tasks and, if all are known, references."""
 
     name: str
     prompts: list[str]
@@ -48,7 +48,11 @@ class Workload:
 
 
 MODEL = Option(
-    "the target", str(BUNDLED / "target"), metavar="NAME", shown="the bundled one", group="models"
+    "the target",
+    str(BUNDLED / "target"),
+    metavar="NAME",
+    default_text="the bundled one",
+    group="models",
 )
 DRAFT_MODEL = MODEL.but(
     help="the draft; none: measure without one (default: the target's default draft, if any)",
@@ -122,7 +126,7 @@ def held_out(task: str, count: int) -> Workload:
 
 
 def from_file(path: str, count: int) -> Workload:
-    """The first prompts of a file as --input-file reads it, with "target" as the right answer."""
+    """The first prompts of a file as --input-file reads it, with "target" as the reference."""
     lines = []
     for line in itertools.islice(input.LineReader(path, optional="target").read(), count):
         if isinstance(line.source, Exception):

@@ -201,7 +201,7 @@ class Option:
     metavar: str = ""
     several: bool | int = False  # takes several values at once, or so many; a tuple by default
     repeated: bool = False  # may be given several times
-    shown: str = ""  # the default as the help shows it, if not as it is
+    default_text: str = ""  # the default as the help shows it, if not as it is
 
     def field(self) -> Any:
         """A dataclass field that declares this option."""
@@ -235,7 +235,9 @@ class Option:
             options["action"] = "extend" if self.several else "append"
         required, default, help = self.default is REQUIRED, self.default, self.help
         if not (required or default in (None, "", ()) or self.kind is bool):
-            shown = self.shown or (" ".join(map(str, default)) if self.several else str(default))
+            shown = self.default_text or (
+                " ".join(map(str, default)) if self.several else str(default)
+            )
             help += f" (default: {shown.lower() if isinstance(default, bool) else shown})"
         action = group.add_argument(*names, dest=name, required=required, help=help, **options)
         action.default = argparse.SUPPRESS  # the parser returns only what the user gives

@@ -134,8 +134,8 @@ class Distillation:
             keep = 2 * size < shutil.disk_usage(self.folder.path).free
             if not keep:
                 say(f"no disk space for {readable(size)}: prompts are encoded in every step")
-        with trainer.bar("answers", "prompts", len(self.train), answers.done) as shown:
-            answers.complete(self.target, self._written, self.args.temp, keep, shown.update)
+        with trainer.bar("answers", "prompts", len(self.train), answers.done) as bar:
+            answers.complete(self.target, self._written, self.args.temp, keep, bar.update)
         labeled = answers.labeled()
         if not labeled:
             cure = f"try one with {command('generate')}"

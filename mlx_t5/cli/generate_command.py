@@ -33,54 +33,56 @@ from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
 
-def generate_command(jobs: Sequence[MainOptions]) -> int:
+def generate_command(inputs: Sequence[MainOptions]) -> int:
     """Decodes each input with the same models; returns the exit status."""
-    options = jobs[0]
-    draft = options.draft_model
-    searches = options.settings.get("num_beams", 1) > 1  # which has no draft
-    if options.regular_decode or searches or not options.writes_text:
+    common = inputs[0]
+    draft = common.draft_model
+    searches = common.settings.get("num_beams", 1) > 1  # which has no draft
+    if common.regular_decode or searches or not common.writes_text:
         draft = NONE
-    models = loading.choose_pair(options.model, draft, options.adapter_path)
+    models = loading.choose_pair(common.model, draft, common.adapter_path)
     # The settings in the model's own files; later ones override earlier ones.
     presets = []
-    if not options.ignore_generation_config:
+    if not common.ignore_generation_config:
         presets.append(generation_config.read_generation_config(models.target))
-    if options.task is not None:
+    if common.task is not None:
         tasks = generation_config.read_tasks(models.target)
-        presets.append(generation_config.find_task(tasks, options.task))
-    requests = [_request(job, presets) for job in jobs]
+        presets.append(generation_config.find_task(tasks, common.task))
+    requests = [_request(options, presets) for options in inputs]
     decoder, language, is_loading, status, failed = None, None, False, 0, list[str]()
-    for job, request in zip(jobs, requests, strict=True):
-        if job.place:
-            job = replace(job)  # its input is closed with it: many files may not be open at once
+    for options, request in zip(inputs, requests, strict=True):
+        if options.place:
+            options = replace(
+                options
+            )  # its input is closed with it: many files may not be open at once
         try:
-            done = _resume_point(job) if job.resume else ResumePoint()
+            done = _resume_point(options) if options.resume else ResumePoint()
             if done is None:
                 continue
             if decoder is None:
                 is_loading = True
-                decoder = _load(models, presets, request, job)
-                if job.target_language:
-                    names = job.target_language, job.source_language
+                decoder = _load(models, presets, request, options)
+                if options.target_language:
+                    names = options.target_language, options.source_language
                     language = decoder.translations.prefix(*names)
                 is_loading = False
             if language:
                 prefix, code = language
                 document = replace(request.document, prefix=prefix, source_language=code)
                 request = replace(request, document=document)
-            status = _decode(decoder, job, request, done)
+            status = _decode(decoder, options, request, done)
         except Exception as error:
             message = message_of(error)
-            if is_loading or not job.place or message is None:
+            if is_loading or not options.place or message is None:
                 raise  # it does not concern one file of several alone
-            log(f"error: {job.place}{message}")
+            log(f"error: {options.place}{message}")
             status = BAD_INPUT
         if status == INTERRUPTED:
             return INTERRUPTED
-        if status and job.place:
-            failed.append(job.input_file or "")
+        if status and options.place:
+            failed.append(options.input_file or "")
     if failed:
-        log(f"error: {len(failed)} of {len(jobs)} files have errors: {', '.join(failed)}")
+        log(f"error: {len(failed)} of {len(inputs)} files have errors: {', '.join(failed)}")
         return BAD_INPUT
     return status
 
@@ -254,7 +256,7 @@ def _write_all(
     try:
         with (
             open_output(options, done.size, highlighter) as output,
-            progress_bar(total, done.prompts * texts, unit, options) as shown,
+            progress_bar(total, done.prompts * texts, unit, options) as bar,
         ):
             for outcome in _outcomes(decoder, read(), lines.ready, request, options):
                 line = in_hand[0]
@@ -271,7 +273,7 @@ def _write_all(
                     stats.add(of_outcome)
                     if outcome.finish_reason == "length" and not outcome.pieces:
                         stats.length += 1
-                shown.update()
+                bar.update()
     except KeyboardInterrupt:
         of_all = f" of {total}" if total else ""
         status, interrupted = INTERRUPTED, f"interrupted: {results}{of_all} {unit} done · "

@@ -38,7 +38,7 @@ class TokenHighlighter:
 
     def __init__(self, tokenizer: Any = None):
         self._tokenizer, colors = tokenizer, {"draft": 32, "copy": 36, "target": 35}
-        self._forms = {writer: f"\033[{c}m{{}}\033[0m" for writer, c in colors.items()}
+        self._forms = {origin: f"\033[{c}m{{}}\033[0m" for origin, c in colors.items()}
 
     @staticmethod
     def suits(stream: TextIO) -> bool:
@@ -51,25 +51,25 @@ class TokenHighlighter:
         names = {"draft": "by the draft", "copy": "copied", "target": "by the target"}
         return "tokens: " + " ".join(self._forms[w].format(name) for w, name in names.items())
 
-    def highlight(self, pieces: Iterable[str], writers: Iterable[str], rest: str = "") -> str:
+    def highlight(self, segments: Iterable[str], origins: Iterable[str], rest: str = "") -> str:
         """Colors a text token by token.
 
         Args:
-            pieces: for each token, the text that it completed; "" if it completed none.
-            writers: for each token, its origin: "draft", "copy" or "target".
+            segments: for each token, the text that it completed; "" if it completed none.
+            origins: for each token, its origin: "draft", "copy" or "target".
             rest: text after the last token, shown in the target's color.
         """
-        authors = [*zip(pieces, writers, strict=True), (rest, "target")]
-        return "".join(self._forms[writer].format(text) for text, writer in authors if text)
+        authors = [*zip(segments, origins, strict=True), (rest, "target")]
+        return "".join(self._forms[origin].format(text) for text, origin in authors if text)
 
     def line(self, result: Result) -> str:
         detokenizer = StreamingDetokenizer(self._tokenizer)
-        pieces = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
+        segments = [*map(detokenizer.add, result.tokens), detokenizer.finish()]
         room = len(result.text or "")  # the tokens of a stop string are not shown
-        for i, piece in enumerate(pieces):
-            pieces[i] = piece[:room]
-            room -= len(pieces[i])
-        return one_line(self.highlight(pieces[:-1], result.writers, pieces[-1]))
+        for i, piece in enumerate(segments):
+            segments[i] = piece[:room]
+            room -= len(segments[i])
+        return one_line(self.highlight(segments[:-1], result.origins, segments[-1]))
 
 
 def text_lines(as_json: bool, aside: bool, highlighter: TokenHighlighter | None = None) -> LineOf:

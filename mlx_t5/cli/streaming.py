@@ -40,17 +40,17 @@ def write_text(
         with (
             contextlib.closing(stream) as parts,
             output,
-            progress_bar(count, 0, "pieces", options) as shown,
+            progress_bar(count, 0, "pieces", options) as bar,
         ):
             for chunk in parts:
                 text = chunk.text
                 if chunk.result and chunk.result.error and not chunk.result.pieces:
                     raise UserError(chunk.result.error)  # the document could not be cut
                 if highlighter and not options.output_file:
-                    rest = text[sum(map(len, chunk.pieces)) :]
-                    text = highlighter.highlight(chunk.pieces, chunk.writers, rest)
+                    rest = text[sum(map(len, chunk.segments)) :]
+                    text = highlighter.highlight(chunk.segments, chunk.origins, rest)
                 output.write_text(text)
-                shown.update(1 if split and chunk.writers else 0)
+                bar.update(1 if split and chunk.origins else 0)
     except KeyboardInterrupt:
         status = INTERRUPTED
     file = split and options.input_file  # kept to the byte, but for a terminal

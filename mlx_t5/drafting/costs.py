@@ -118,19 +118,20 @@ class StepCosts:
         self.most = WIDTHS[0] - 1 if self.width else most_proposals()
         self.errors, self.seen = dict[int, np.ndarray](), set[tuple[int, int, int]]()
 
-    def expected(self, rows: int, positions: Any, passes: Any, sampled: bool = False) -> Any:
+    def expected(self, rows: int, positions: Any, draft_passes: Any, sampled: bool = False) -> Any:
         """Returns the seconds of steps by `PASS_TIMES` alone, so that all runs on a machine agree.
 
         Args:
             rows: number of rows.
             positions: how many positions of each row the target verifies; a number or an array.
-            passes: how many passes the draft makes; a number or an array.
+            draft_passes: how many passes the draft makes; a number or an array.
             sampled: whether the rows are sampled, not greedy.
         """
+        target_pass = self._pass(self.target, rows * (self.width or positions))
         draft_pass = self._pass(self.draft, rows) if self.draft else 0.0
-        seconds = self._pass(self.target, rows * (self.width or positions)) + passes * draft_pass
+        seconds = target_pass + draft_passes * draft_pass
         if sampled:
-            seconds = seconds + self.softmax * rows * (positions + passes)
+            seconds = seconds + self.softmax * rows * (positions + draft_passes)
         return seconds
 
     def _pass(self, weights: WeightsRead, positions: Any) -> Any:
@@ -149,20 +150,20 @@ class StepCosts:
         errors = self.errors.get(rows.bit_length(), 0.0) if measured else 0.0
         return np.where(self.most < NUMBERS, np.inf, table * np.exp(errors))
 
-    def update(self, rows: int, gamma: int, passes: int, seconds: float) -> None:
+    def update(self, rows: int, gamma: int, draft_passes: int, seconds: float) -> None:
         """Learns from a step with gamma proposals per row, if gamma is one of `NUMBERS`.
 
-        The first step with about the same `rows` and the same `gamma` and `passes` is ignored, as
-        it may have compiled kernels.
+        The first step with about the same `rows`, the same `gamma` and the same `draft_passes` is
+        ignored, as it may have compiled kernels.
         """
-        shape = rows.bit_length(), gamma, passes
+        shape = rows.bit_length(), gamma, draft_passes
         is_first = shape not in self.seen
         self.seen.add(shape)
         if is_first or gamma not in NUMBERS or seconds <= 0:
             return
-        error = math.log(seconds / self.expected(rows, gamma + 1, passes))
+        error = math.log(seconds / self.expected(rows, gamma + 1, draft_passes))
         errors = self.errors.setdefault(shape[0], np.full((2, len(NUMBERS)), error))
-        own = errors[1 if passes else 0]  # of steps that draft, or of steps that do not
+        own = errors[1 if draft_passes else 0]  # of steps that draft, or of steps that do not
         n = int(NUMBERS.searchsorted(gamma))
         deviation = min(max(error - own[n], -CLAMP), CLAMP)
         own += RATE * deviation * NEAR ** abs(NUMBERS - gamma)  # near numbers learn from it, too

@@ -148,8 +148,8 @@ class DraftModel:
         q = mx.concatenate(qs, axis=1) if qs and sampling.any_lenient else None
         valid = mx.array(lengths, mx.int32)
         valid = accepted_length(mx.concatenate(finite, axis=1), valid) if finite else valid
-        writers = ["draft"] * len(lengths)
-        return Proposal(mx.concatenate(xs, axis=1), q, list(lengths), writers, valid)
+        origins = ["draft"] * len(lengths)
+        return Proposal(mx.concatenate(xs, axis=1), q, list(lengths), origins, valid)
 
     def update(self, tokens: Rows) -> None:
         """Rolls each row's cache back to the last accepted proposal."""

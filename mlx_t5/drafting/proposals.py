@@ -87,7 +87,7 @@ class Proposal:
         q: (rows, gamma, vocabulary) probabilities that the tokens were sampled from; None if no row
             has delta > 0, or if all proposals are deterministic: q(x) = 1.
         lengths: number of proposals of each row, without padding.
-        writers: origin of each row's proposals, if it has any: "draft" or "copy".
+        origins: origin of each row's proposals, if it has any: "draft" or "copy".
         valid_lengths: int32, each row's number of proposals before the draft's first non-finite
             logits; only these may be accepted. The logits are not checked if all rows are greedy
             with delta = 0, as the target then accepts only tokens that it chooses itself.
@@ -96,7 +96,7 @@ class Proposal:
     tokens: mx.array | None
     q: mx.array | None
     lengths: list[int]
-    writers: list[str]
+    origins: list[str]
     valid_lengths: mx.array
 
     @classmethod
@@ -109,9 +109,9 @@ class Proposal:
         lengths = [len(copy) for copy in copies]
         gamma = max(lengths)
         tokens = mx.array([[*copy, *[0] * (gamma - len(copy))] for copy in copies], mx.int32)
-        valid, writers = mx.array(lengths, mx.int32), ["copy"] * len(lengths)
+        valid, origins = mx.array(lengths, mx.int32), ["copy"] * len(lengths)
         if self.tokens is None:
-            return Proposal(tokens, None, lengths, writers, valid)
+            return Proposal(tokens, None, lengths, origins, valid)
         gamma = max(gamma, self.tokens.shape[1])
         is_copy = mx.array([length > 0 for length in lengths])
         tokens = mx.where(is_copy[:, None], _padded(tokens, gamma), _padded(self.tokens, gamma))
@@ -120,9 +120,9 @@ class Proposal:
             certain = one_hot(tokens, q.shape[-1])
             q = mx.where(is_copy[:, None, None], certain, _padded(q, gamma))
         pairs = zip(lengths, self.lengths, strict=True)
-        writers = ["copy" if length else "draft" for length in lengths]
+        origins = ["copy" if length else "draft" for length in lengths]
         valid = mx.where(is_copy, valid, self.valid_lengths)
-        return Proposal(tokens, q, [copied or drafted for copied, drafted in pairs], writers, valid)
+        return Proposal(tokens, q, [copied or drafted for copied, drafted in pairs], origins, valid)
 
 
 def _padded(array: mx.array, gamma: int) -> mx.array:

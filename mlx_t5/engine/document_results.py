@@ -82,7 +82,7 @@ class DocumentInFlight:
         text = self.document.answered(piece, None if answer.error or kept else answer.text)
         result.pieces.append(PieceResult(piece.start, piece.end, text, reason, answer.error))
         result.tokens += answer.tokens
-        result.writers += answer.writers
+        result.origins += answer.origins
         if reason == "length" or (reason == "repetition" and result.finish_reason == "stop"):
             result.finish_reason = reason
         if reason == "length":
@@ -104,7 +104,7 @@ class DocumentInFlight:
         if self.complete:
             added += self._finish()
         whole = result if self.complete else None
-        return Chunk(added, answer.tokens, answer.writers, [""] * len(answer.tokens), stats, whole)
+        return Chunk(added, answer.tokens, answer.origins, [""] * len(answer.tokens), stats, whole)
 
     def _finish(self) -> str:
         """Completes the result; returns the source text that follows the last piece."""
@@ -173,12 +173,12 @@ def _document(
 
 
 def with_token_texts(chunk: Chunk, tokenizer: Any) -> Chunk:
-    """Sets a chunk's `pieces` to the texts of its tokens, if these make up the chunk's text."""
+    """Sets a chunk's `segments` to the texts of its tokens, if these make up the chunk's text."""
     detokenizer = StreamingDetokenizer(tokenizer)
-    pieces = [*map(detokenizer.add, chunk.tokens)]
-    before = chunk.text.find("".join(pieces))  # -1 if, say, the text was broken into lines
-    if pieces and before >= 0:
-        chunk.pieces = [chunk.text[:before] + pieces[0], *pieces[1:]]
+    segments = [*map(detokenizer.add, chunk.tokens)]
+    before = chunk.text.find("".join(segments))  # -1 if, say, the text was broken into lines
+    if segments and before >= 0:
+        chunk.segments = [chunk.text[:before] + segments[0], *segments[1:]]
     return chunk
 
 

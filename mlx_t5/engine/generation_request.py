@@ -28,7 +28,7 @@ class GenerationRequest:
         num_samples: texts per prompt; each text has its own random stream.
         document: how texts are cut into pieces, and the prefix of every text.
         stream: whether a text is answered in chunks while it grows.
-        by_token: whether `Chunk.pieces` has the text of each token, even without a stream.
+        by_token: whether `Chunk.segments` has the text of each token, even without a stream.
         logprobs: how many likeliest tokens are reported with each token; None reports nothing.
         reuse: whether prompts with equal tokens are decoded once, if they are greedy.
     """

@@ -47,7 +47,7 @@ def _joined(row: Row, prompt: Prompt) -> Result:
         texts += [prompt.words[end : span[0]], answer.text or ""]
         end = span[1]
         result.tokens += answer.tokens
-        result.writers += answer.writers
+        result.origins += answer.origins
         piece = PieceResult(*span, answer.text or "", answer.finish_reason, answer.error)
         result.pieces.append(piece)
         result.error = result.error or answer.error

@@ -24,7 +24,7 @@ class StoredText:
     """What a row has in common with all equal ones; `bytes` is about what it takes."""
 
     tokens: list[int]
-    writers: list[str]
+    origins: list[str]
     settings: Settings
     drafted: int
     accepted: int
@@ -90,7 +90,7 @@ class AnswerStore:
             # A number in a list takes 36 bytes, and a pointer to a word 8.
             size = len(key[0]) + 44 * len(tokens) + 500
             counts = row.stats.drafted, row.stats.accepted
-            answer = StoredText(tokens, row.writers, row.settings, *counts, size)
+            answer = StoredText(tokens, row.origins, row.settings, *counts, size)
             for other in equal:
                 other.reuse(answer, self.eos)
             finished += equal

@@ -112,8 +112,8 @@ class Stats:
     reused_tokens: int = 0
     speculation: Speculation = field(default_factory=Speculation)
 
-    def count(self, drafted: int, accepted: int, writer: str) -> None:
-        """Counts a step that accepted `accepted` of `drafted` proposals, made by `writer`."""
+    def count(self, drafted: int, accepted: int, origin: str) -> None:
+        """Counts a step that accepted `accepted` of `drafted` proposals, made by `origin`."""
         self.drafted += drafted
         self.accepted += accepted
         speculation = self.speculation
@@ -126,7 +126,7 @@ class Stats:
             counts += [0] * (size - len(counts))
             for position in positions:
                 counts[position] += 1
-        if writer != "draft":
+        if origin != "draft":
             speculation.copied += drafted
             speculation.copied_accepted += accepted
 
@@ -169,7 +169,7 @@ class Row:
     key: mx.array | None = None  # (2,) the row's own random key; None if it is greedy
     tokenizer: Any = None  # None: the row has no text
     tokens: list[int] = field(default_factory=list)  # the start token, and all tokens decided
-    writers: list[str] = field(default_factory=list)  # as in `Result`
+    origins: list[str] = field(default_factory=list)  # as in `Result`
     finish_reason: str | None = None  # None while running
     error: str | None = None
     stats: Stats = field(default_factory=Stats)
@@ -216,7 +216,7 @@ class Row:
         return self.settings.max_tokens - len(self.tokens)
 
     def commit(
-        self, tokens: list[int], drafted: int, writer: str, eos: Sequence[int]
+        self, tokens: list[int], drafted: int, origin: str, eos: Sequence[int]
     ) -> tuple[list[int], int]:
         """Adds a step's tokens, up to the end of the text: an end token, a stop string or a loop.
 
@@ -246,7 +246,7 @@ class Row:
             drafted, accepted = min(drafted, len(tokens)), min(accepted, len(tokens))
             self.finish_reason = "repetition" if copies else "stop"
         self.tokens += tokens
-        self.writers += [writer] * accepted + ["target"] * (len(tokens) - accepted)
+        self.origins += [origin] * accepted + ["target"] * (len(tokens) - accepted)
         if self.finish_reason is None and self.max_proposals < 0:
             self.finish_reason = "length"
         if copies:
@@ -256,10 +256,10 @@ class Row:
         self.stats.target_calls += 1
         if detects:
             self.held = 0 if self.finish_reason else uncertain(self.tokens[1:], detection)
-            self.uncounted.append((start, start + len(tokens), drafted, accepted, writer))
+            self.uncounted.append((start, start + len(tokens), drafted, accepted, origin))
             self._count_certain()
         else:
-            self.stats.count(drafted, accepted, writer)
+            self.stats.count(drafted, accepted, origin)
         if not finite and self.finish_reason is None:
             self.fail_without_choice(self.decided)
         return tokens, accepted
@@ -267,7 +267,7 @@ class Row:
     def _remove(self, copies: int) -> None:
         """Removes the last tokens, which are copies of those before."""
         self.removed, self.tokens = self.tokens[-copies:], self.tokens[:-copies]
-        self.writers = self.writers[:-copies]
+        self.origins = self.origins[:-copies]
         if self.watch:  # what it held back may belong to the copies
             self.watch = TextWatch(self.tokenizer, tuple(self.settings.stop))
             self.watch.take(self.tokens[1:])
@@ -276,18 +276,18 @@ class Row:
         """Counts the steps whose tokens cannot go any more; proposals that went do not count."""
         certain = self.decided - self.held
         while self.uncounted and (self.finish_reason or self.uncounted[0][1] <= certain):
-            start, end, drafted, accepted, writer = self.uncounted.pop(0)
+            start, end, drafted, accepted, origin = self.uncounted.pop(0)
             if end > self.decided:
                 kept = max(self.decided - start, 0)
                 drafted, accepted = min(drafted, kept), min(accepted, kept)
-            self.stats.count(drafted, accepted, writer)
+            self.stats.count(drafted, accepted, origin)
 
     def reuse(self, answer: StoredText, eos: Sequence[int]) -> None:
         """Takes the whole text of an equal row, which has finished."""
         self.tokens = answer.tokens[:1]
         self.settings = answer.settings  # max_tokens may be lowered to what memory allows
         self.commit(answer.tokens[1:], len(answer.tokens) - 2, "target", eos)
-        self.writers = list(answer.writers)
+        self.origins = list(answer.origins)
         self.stats = Stats(len(self.ids), reused=1, reused_tokens=self.generated)
         self.stats.drafted, self.stats.accepted = answer.drafted, answer.accepted
 
@@ -302,7 +302,7 @@ class Row:
     def output(self, start: int = 0) -> tuple[list[int], list[str]]:
         """The decided tokens from `start` on, without EOS, and the origin of each."""
         end = self.generated
-        return self.tokens[1 + start : 1 + end], self.writers[start:end]
+        return self.tokens[1 + start : 1 + end], self.origins[start:end]
 
     def chunk(self) -> Chunk:
         """What was added since the last chunk, by a finished piece to its document."""
@@ -310,16 +310,16 @@ class Row:
             return self.document.add(self.result())
         if self.joined:
             return Chunk("", [], [], [], self.joined.stats, self.joined, self.index)
-        tokens, writers = self.output(self.reported)
-        pieces = self.watch.pieces[self.reported :] if self.watch else []
-        pieces = pieces[: len(pieces) - self.held]
-        text = "".join(pieces) + (self.watch.rest if self.watch else "")
+        tokens, origins = self.output(self.reported)
+        segments = self.watch.segments[self.reported :] if self.watch else []
+        segments = segments[: len(segments) - self.held]
+        text = "".join(segments) + (self.watch.rest if self.watch else "")
         result = self.result() if self.finish_reason else None
         self.stats.update_rates(self.generated, self.decided - self.held)
         # If the end token alone released held-back text, its log-probability is reported.
         logprobs = self.logprobs[: len(tokens) or (1 if text else 0)]
         self.reported, self.logprobs = self.decided - self.held, self.logprobs[len(tokens) :]
-        return Chunk(text, tokens, writers, pieces, self.stats, result, self.index, logprobs)
+        return Chunk(text, tokens, origins, segments, self.stats, result, self.index, logprobs)
 
     def result(self) -> Result:
         """The result of a finished row."""
@@ -328,7 +328,7 @@ class Row:
         if self.error:
             return Result(None, [], [], "error", self.stats, self.error)
         assert self.finish_reason is not None, "the row is still running"
-        tokens, writers = self.output()
+        tokens, origins = self.output()
         self.stats.update_rates(len(tokens), self.decided)
         self.stats.peak_memory_bytes = mx.get_peak_memory()
         if self.prediction:
@@ -341,7 +341,7 @@ class Row:
             text = self.watch.text
         elif self.tokenizer is not None:
             text = decode(self.tokenizer, tokens)
-        return Result(text, tokens, writers, self.finish_reason, self.stats, score=self.score)
+        return Result(text, tokens, origins, self.finish_reason, self.stats, score=self.score)
 
 
 @dataclass
@@ -364,7 +364,7 @@ class Result:
         text: the decoded tokens, up to a stop string; None without a tokenizer or for a failed
             prompt. A document whose pieces all fail has its source text.
         tokens: generated ids, without start token and EOS, but with the tokens of a stop string.
-        writers: origin of each token: "draft", "copy" (from the source or a prediction) or
+        origins: origin of each token: "draft", "copy" (from the source or a prediction) or
             "target".
         finish_reason: "stop" at EOS or a stop string, "length" at max_tokens, "repetition" in a
             loop, "error" if the prompt could not be decoded.
@@ -377,7 +377,7 @@ class Result:
 
     text: str | None
     tokens: list[int]
-    writers: list[str]
+    origins: list[str]
     finish_reason: str
     stats: Stats
     error: str | None = None
@@ -395,7 +395,7 @@ class Result:
     @property
     def accepted(self) -> list[bool]:
         """Whether each token was a proposal."""
-        return [writer != "target" for writer in self.writers]
+        return [origin != "target" for origin in self.origins]
 
 
 @dataclass
@@ -406,8 +406,8 @@ class Chunk:
         text: new text in whole characters; "" without a tokenizer. Text that may begin a stop
             string is held back, as are tokens that may turn out to be copies in a loop.
         tokens: new ids, without EOS.
-        writers: origin of each of these tokens, as in `Result`.
-        pieces: for each of these tokens, the part of `text` that it completed.
+        origins: origin of each of these tokens, as in `Result`.
+        segments: for each of these tokens, the part of `text` that it completed.
         stats: counts and times so far.
         result: the whole result, in the last chunk only.
         index: the text's index among all texts of its request: (index of the prompt) · (texts per
@@ -418,8 +418,8 @@ class Chunk:
 
     text: str
     tokens: list[int]
-    writers: list[str]
-    pieces: list[str]
+    origins: list[str]
+    segments: list[str]
     stats: Stats
     result: Result | None = None
     index: int = 0
@@ -427,7 +427,7 @@ class Chunk:
 
     @property
     def accepted(self) -> list[bool]:
-        return [writer != "target" for writer in self.writers]
+        return [origin != "target" for origin in self.origins]
 
 
 def total(results: Iterable[Result]) -> Stats:

@@ -134,8 +134,8 @@ def failures() -> list[str]:
 def compile_at_once(*models: Any) -> None:
     """Makes GPUs compile the models' decoder layers in the next pass: for many passes to come."""
     for model in models:
-        if hasattr(model, "passes"):
-            model.passes += PASSES_BEFORE_COMPILING
+        if hasattr(model, "decoder_passes"):
+            model.decoder_passes += PASSES_BEFORE_COMPILING
 
 
 def checkpointed(layer: Layer) -> Layer:

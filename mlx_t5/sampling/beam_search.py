@@ -130,7 +130,7 @@ class BeamSearch:
 
 def finalize(row: Row, text: Hypothesis) -> Row:
     """Finishes a row with a text that its beam search found; returns the row."""
-    row.tokens, row.writers = text.tokens, ["target"] * (len(text.tokens) - 1)
+    row.tokens, row.origins = text.tokens, ["target"] * (len(text.tokens) - 1)
     row.watch, row.ended, row.finish_reason = text.watch, text.ended, text.reason
     row.score = float(text.score)
     return row

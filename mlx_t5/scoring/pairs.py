@@ -108,7 +108,7 @@ def relevance_pairs(
         raise UserError("ranking needs a tokenizer; this model folder has none")
     if not is_listlike(documents):
         raise refusal("documents", documents, "a list of texts")
-    answers = [_word(word, tokenizer) for word in words]
+    targets = [_word(word, tokenizer) for word in words]
 
     def read(text: str) -> tuple[int, ...]:
         return tuple(token_ids(text, tokenizer, vocab_size))
@@ -132,7 +132,7 @@ def relevance_pairs(
             raise UserError(f"the {name} is empty or no text; give a text")
         if name != "query":
             source = prompt_of(text)
-            yield from (Pair(source, (answer,)) for answer in answers)
+            yield from (Pair(source, (target,)) for target in targets)
 
 
 def ranks_by(tokenizer: Any, words: Sequence[str] = (TRUE, FALSE)) -> bool:

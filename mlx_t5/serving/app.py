@@ -49,7 +49,7 @@ def create_app(
     metrics: Metrics,
     api_key: str | None = None,
     hosts: Sequence[str] = ("*",),
-    origins: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
     root_path: str = "",
 ) -> FastAPI:
     """Returns the web application with all its endpoints.
@@ -62,7 +62,7 @@ def create_app(
         metrics: the counters that are shown at /metrics.
         api_key: the key that clients must send; None if no key is needed.
         hosts: host names under which clients may ask; "*" for all.
-        origins: origins of web pages that may use the server, beside its own; "*" for all.
+        allowed_origins: origins of web pages that may use the server, beside its own; "*" for all.
         root_path: the path under which a proxy shows the server, such as "/t5".
     """
     app = FastAPIOffline(
@@ -83,10 +83,10 @@ def create_app(
     app.mount("/page", StaticFiles(directory=PAGE))
     for kind in (ApiError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    if origins:
-        allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+    if allowed_origins:
+        allowed = {"allow_origins": allowed_origins, "allow_methods": ["*"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, expose_headers=["Retry-After"], **allowed)
-    app.add_middleware(Middleware, metrics, hosts, origins, root_path)
+    app.add_middleware(Middleware, metrics, hosts, allowed_origins, root_path)
     return app
 
 
@@ -137,11 +137,16 @@ class Middleware:
     """ASGI middleware: Host and Origin, the body's size, the proxy's path, metrics, and HEAD."""
 
     def __init__(
-        self, app: Any, metrics: Metrics, hosts: Sequence[str], origins: Sequence[str], root: str
+        self,
+        app: Any,
+        metrics: Metrics,
+        hosts: Sequence[str],
+        allowed_origins: Sequence[str],
+        root: str,
     ):
         """See `create_app` for the arguments."""
         self._app, self._metrics, self._root = app, metrics, root
-        self._hosts, self._origins = hosts, origins
+        self._hosts, self._allowed_origins = hosts, allowed_origins
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
@@ -157,7 +162,7 @@ class Middleware:
             log.warning("a request was refused: its target is not a valid URL")
         if path != root and not path.startswith(f"{root}/"):
             path = root + path  # the proxy has stripped it
-        # The HTTP server sends the answer to HEAD without its body.
+        # The HTTP server sends the response to HEAD without its body.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "path": path, "root_path": root, "method": method}
         status, size, began = 0, 0, time.monotonic()
@@ -205,7 +210,7 @@ class Middleware:
             return ApiError(415, "the body is compressed; send it without Content-Encoding")
         origin = headers.get("origin")
         own = (origin or "").partition("://")[2].lower() == host
-        if origin is None or own or origin in self._origins or "*" in self._origins:
+        if origin is None or own or origin in self._allowed_origins or "*" in self._allowed_origins:
             return None
         message = "web pages of this origin may not use the server; see its option --allow-origin"
         return ApiError(403, message, code="unknown_origin")

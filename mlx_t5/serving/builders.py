@@ -1,4 +1,4 @@
-"""Builds answers from the events of jobs: a whole answer, or its chunks (see responses.py)."""
+"""Builds responses from the events of jobs: a whole response, or its chunks (see responses.py)."""
 
 from __future__ import annotations
 
@@ -144,18 +144,18 @@ def speculation(chunk: Chunk) -> Fields:
     an extra entry in the list of tokens, with the origin "target".
     """
     # The last tokens of a stop string may have no piece of text.
-    origins = zip(chunk.pieces, chunk.writers, strict=False)
-    tokens = [{"text": text, "writer": writer} for text, writer in origins]
-    rest = chunk.text[sum(map(len, chunk.pieces)) :]
+    origins = zip(chunk.segments, chunk.origins, strict=False)
+    tokens = [{"text": text, "origin": origin} for text, origin in origins]
+    rest = chunk.text[sum(map(len, chunk.segments)) :]
     if rest:
-        tokens.append({"text": rest, "writer": "target"})
+        tokens.append({"text": rest, "origin": "target"})
     return {"tokens": tokens, "stats": chunk.stats}
 
 
 class CompletionBuilder:
-    """Builds the answer to a request for completions, whole or in chunks (responses.py)."""
+    """Builds the response to a request for completions, whole or in chunks (responses.py)."""
 
-    answer_type: type[BaseModel] = responses.Completion
+    response_type: type[BaseModel] = responses.Completion
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, body: TextRequest, model: str, decode: Callable[[int], DecodedToken]):
@@ -171,12 +171,12 @@ class CompletionBuilder:
         }
         self._lengths: dict[int, int] = {}  # characters of each choice so far
 
-    def answer(self, choices: Sequence[Fields], **usage: Usage) -> BaseModel:
-        """The whole answer or one chunk; `choices` are made by `choice`."""
-        return self.answer_type(**self._common, choices=choices, **usage)
+    def response(self, choices: Sequence[Fields], **usage: Usage) -> BaseModel:
+        """The whole response or one chunk; `choices` are made by `choice`."""
+        return self.response_type(**self._common, choices=choices, **usage)
 
     def choice(self, chunk: Chunk) -> Fields:
-        """A chunk as an entry of the answer's `choices`."""
+        """A chunk as an entry of the response's `choices`."""
         result, text = chunk.result, chunk.text
         if result and not self.stream:  # the only chunk: the result has the whole text
             text = result.text or ""
@@ -225,9 +225,9 @@ class CompletionBuilder:
 
 
 class ChatBuilder(CompletionBuilder):
-    """Builds the answer to a request for a chat completion, whole or in chunks."""
+    """Builds the response to a request for a chat completion, whole or in chunks."""
 
-    answer_type = responses.ChatCompletion
+    response_type = responses.ChatCompletion
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def _text(self, index: int, text: str) -> Fields:
@@ -257,7 +257,7 @@ def completed(chunk: Chunk) -> list[str]:
     held back until later tokens show whether it does.
     """
     count = len(chunk.logprobs)
-    texts = [*chunk.pieces, *[""] * count][:count]
+    texts = [*chunk.segments, *[""] * count][:count]
     if texts:
         texts[-1] += chunk.text[sum(map(len, texts)) :]
     return texts

@@ -198,12 +198,12 @@ class GenerationBatches:
     def _fail(self, row: Row, failure: ApiError) -> None:
         """Fails a row: a document continues, any other job is cancelled."""
         job = self._job_of[row]
-        if job.pieces:
+        if job.of_pieces:
             row.fail(str(failure))
         self._end(row)
         if row.whole:
             return
-        if job.pieces:
+        if job.of_pieces:
             row.reported = row.decided  # none of its text is reported
             for text in texts_of(row):
                 self._jobs.put(job, text.chunk())

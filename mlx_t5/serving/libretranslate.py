@@ -54,7 +54,7 @@ class TranslateRequest(BaseModel):
 
 
 class Translation(BaseModel):
-    """The answer to POST /translate; lists if `q` is a list."""
+    """The response to POST /translate; lists if `q` is a list."""
 
     translatedText: str | list[str]
     alternatives: list[Any] = []
@@ -174,7 +174,7 @@ async def _decoded(
     beam_settings = {"num_beams": beams, "num_return_sequences": beams}
     settings = service.settings(beam_settings, translates=True)
     request, texts = GenerationRequest(settings), len(prompts) * beams
-    job = GenerationJob(texts=texts, request=request, prompts=prompts, pieces=True)
+    job = GenerationJob(texts=texts, request=request, prompts=prompts, of_pieces=True)
     job.sources = [str(prompt.source) for prompt in prompts]
     results = await service.results(job, receive)
     return [results[i : i + beams] for i in range(0, texts, beams)]
@@ -183,7 +183,7 @@ async def _decoded(
 def _joined(
     documents: Sequence[DocumentInFlight], answers: Iterable[Result], others: Others, count: int
 ) -> dict[str, list[Any]]:
-    """The translations of all texts, with `count` alternatives, as fields of the answer."""
+    """The translations of all texts, with `count` alternatives, as fields of the response."""
     answers = iter(answers)
     for document in documents:
         for _ in document.prompts:

@@ -1,4 +1,4 @@
-"""The endpoints that need the key, each from its request to its answer.
+"""The endpoints that need the key, each from its request to its response.
 
 Completions, chats and embeddings have the format of OpenAI's API, ranks that of Cohere's, Jina's
 and Infinity's APIs.
@@ -137,7 +137,7 @@ async def _openai(
 
     def render() -> str:
         usage = builders.usage(job, [result.stats for result in results])
-        return _json(builder.answer([*map(builder.choice, last)], usage=usage))
+        return _json(builder.response([*map(builder.choice, last)], usage=usage))
 
     # In a thread, since a document has thousands of pieces, and a text thousands of tokens.
     return Response(await asyncio.to_thread(render), media_type="application/json")
@@ -158,11 +158,11 @@ async def _streamed(
                         results.append(chunk.result)
                     is_new = chunk.text or chunk.result or isinstance(chunk, DocumentChunk)
                     if is_new or builder.logprobs or builder.detailed:
-                        yield _event(builder.answer([builder.choice(chunk)]))
+                        yield _event(builder.response([builder.choice(chunk)]))
                     chunk = await anext(chunks, None)
             if builder.usage_at_end:
                 usage = builders.usage(job, [result.stats for result in results])
-                yield _event(builder.answer([], usage=usage))
+                yield _event(builder.response([], usage=usage))
             service.decoded(job, results)
             yield "data: [DONE]\n\n"
         except Exception as error:
@@ -254,8 +254,8 @@ async def score(body: requests.ScoreRequest, request: Request) -> Response:
             tokens = [service.token_decoder.decode(token).text for token in score.tokens]
             fields = {"logprob": score.logprob, "token_logprobs": score.token_logprobs}
             data.append(responses.ScoreEntry(index=i, tokens=tokens, **fields))
-        answer = responses.ScoreList(object="list", data=data, model=service.model, usage=usage)
-        return Response(answer.model_dump_json(), media_type="application/json")
+        body = responses.ScoreList(object="list", data=data, model=service.model, usage=usage)
+        return Response(body.model_dump_json(), media_type="application/json")
 
     return await asyncio.to_thread(render)  # a request may have 300,000 tokens
 

@@ -32,7 +32,7 @@ class QueuedJob:
 
     texts: int  # number of texts; a job that only scores counts as fewer than it has
     # Whether prompts are pieces of texts. If one fails, the others go on; else it ends the job.
-    pieces: bool = False
+    of_pieces: bool = False
     # Sends an event to the client: a `Chunk` of a text, the list of all values (scores or
     # vectors), or the `ApiError` that ends the job. The thread that owns MLX calls it, so it must
     # not wait.
@@ -97,7 +97,7 @@ class JobQueue:
 
     def _slots(self, job: QueuedJob, texts: int) -> int:
         """The number of slots that texts of a job take; a long document takes no more than run."""
-        return min(texts, self.max_batch) if job.pieces else texts
+        return min(texts, self.max_batch) if job.of_pieces else texts
 
     @property
     def waited(self) -> float:

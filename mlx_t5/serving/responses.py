@@ -1,4 +1,4 @@
-"""Defines the schemas of answers; FastAPI generates the description of the API (/docs) from them.
+"""Defines the schemas of responses; FastAPI generates the description of the API (/docs) from them.
 
 OpenAI's fields have the form that the official client expects. `TokenDetails` explains the counts
 of prediction tokens in `usage`.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Writer = Literal["draft", "copy", "target"]
+Origin = Literal["draft", "copy", "target"]
 Reason = Literal["stop", "length", "repetition"]
 Capability = Literal["completions", "score", "rerank", "embeddings"]
 
@@ -66,7 +66,7 @@ class WrittenToken(BaseModel):
     """A token's text and its origin: the draft, a copy or the target."""
 
     text: str
-    writer: Writer
+    origin: Origin
 
 
 class SpeculationDetails(BaseModel):
@@ -139,7 +139,7 @@ class CompletionChoice(AnswerChoice):
 
 
 class Answer(BaseModel):
-    """What the answers of completions and of chats have in common."""
+    """What the responses to completions and to chats have in common."""
 
     id: str
     created: int
@@ -148,7 +148,7 @@ class Answer(BaseModel):
 
 
 class Completion(Answer):
-    """The answer of /v1/completions, or a chunk of it."""
+    """The response of /v1/completions, or a chunk of it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -192,14 +192,14 @@ class ChatChoice(AnswerChoice):
 
 
 class ChatCompletion(Answer):
-    """The answer of /v1/chat/completions, or a chunk of it."""
+    """The response of /v1/chat/completions, or a chunk of it."""
 
     object: Literal["chat.completion", "chat.completion.chunk"]
     choices: list[ChatChoice]
 
 
 class Prediction(BaseModel):
-    """The answer of /predict."""
+    """The response of /predict."""
 
     text: str
     finish_reason: Reason
@@ -237,7 +237,7 @@ class ServedModel(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The answer of /v1/models."""
+    """The response of /v1/models."""
 
     object: Literal["list"]
     data: list[ServedModel]
@@ -260,7 +260,7 @@ class EmbeddingEntry(BaseModel):
 
 
 class EmbeddingList(AnswerList):
-    """The answer of /v1/embeddings."""
+    """The response of /v1/embeddings."""
 
     data: list[EmbeddingEntry]
 
@@ -275,7 +275,7 @@ class ScoreEntry(BaseModel):
 
 
 class ScoreList(AnswerList):
-    """The answer of /v1/score."""
+    """The response of /v1/score."""
 
     data: list[ScoreEntry]
 
@@ -298,7 +298,7 @@ class RankEntry(BaseModel):
 
 
 class RankList(BaseModel):
-    """The answer of /v1/rerank, /v2/rerank and /rerank, the most relevant document first.
+    """The response of /v1/rerank, /v2/rerank and /rerank, the most relevant document first.
 
     `words` are the answers that the model was asked for: of relevant and of irrelevant documents.
     """

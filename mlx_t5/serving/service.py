@@ -310,7 +310,7 @@ class Service:
             texts=len(prompts) * samples,
             request=request,
             prompts=prompts,
-            pieces=document is not None,
+            of_pieces=document is not None,
             document=document,
             sources=sources,
         )

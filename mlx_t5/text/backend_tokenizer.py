@@ -119,7 +119,7 @@ def _token(token: Any) -> str | AddedToken:
     return AddedToken(**settings, special=True)
 
 
-class Pieces:
+class SentencePieceModel:
     """A spiece.model, whose ids the sentinels "<extra_id_0>" follow.
 
     `PreTokenizer.custom` calls `pre_tokenize`.
@@ -172,8 +172,10 @@ class Pieces:
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
         # By ids, because sentencepiece names an unknown piece after its characters.
-        pieces = lambda part: (self._names[i] for i in self.processor.encode(str(part)))  # noqa: E731
-        text.split(lambda _, part: [NormalizedString(piece) for piece in pieces(part)])
+        def split(_: int, part: NormalizedString) -> list[NormalizedString]:
+            return [NormalizedString(self._names[i]) for i in self.processor.encode(str(part))]
+
+        text.split(split)
 
 
 def restore_fallback(backend: Tokenizer, unk_token: str | None, model: dict) -> None:

@@ -84,10 +84,10 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 class StreamingDetokenizer:
-    """Decodes a growing list of tokens to pieces of text that later tokens do not change.
+    """Decodes a growing list of tokens to segments of text that later tokens do not change.
 
-    The pieces, joined, equal `decode` of all tokens. The text of byte tokens is held back while the
-    next token may still change its characters, and a space while it may still be cleaned away.
+    The segments, joined, equal `decode` of all tokens. The text of byte tokens is held back while
+    the next token may still change its characters, and a space while it may still be cleaned away.
     """
 
     def __init__(self, tokenizer: Any):
@@ -153,7 +153,7 @@ class TextWatch:
     """Reads the text of one row while it grows, up to a stop string.
 
     Attributes:
-        pieces: for each token read, the text that it released, which later tokens cannot change.
+        segments: for each token read, the text that it released, which later tokens cannot change.
         rest: the text after the last piece, released by `finish`.
         stopped: whether a stop string was found.
     """
@@ -172,23 +172,23 @@ class TextWatch:
             self._stop.update(marked)
         self._hidden = str.maketrans(dict.fromkeys(self._marks.values()))
         self._held = ""
-        self.pieces: list[str] = []
+        self.segments: list[str] = []
         self.rest = ""
         self.stopped = False
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces) + self.rest
+        return "".join(self.segments) + self.rest
 
     def fork(self) -> TextWatch:
         other = copy.copy(self)
-        other._detokenizer, other.pieces = self._detokenizer.fork(), list(self.pieces)
+        other._detokenizer, other.segments = self._detokenizer.fork(), list(self.segments)
         return other
 
     def take(self, tokens: Sequence[int]) -> int:
         """Reads tokens up to the one that completes a stop string; returns their number."""
         if not self._stop:
-            self.pieces += map(self._detokenizer.add, tokens)
+            self.segments += map(self._detokenizer.add, tokens)
             return len(tokens)
         for count, token in enumerate(tokens, 1):
             self._held += self._detokenizer.add(token, self._marks.get(token, ""))
@@ -196,11 +196,11 @@ class TextWatch:
             ending = self._held + self._detokenizer.peek()
             stops = [index for index in map(ending.find, self._stop) if index >= 0]
             if stops:
-                self.pieces.append(ending[: min(stops)].translate(self._hidden))
+                self.segments.append(ending[: min(stops)].translate(self._hidden))
                 self.stopped = True
                 return count
             certain = len(self._held) - self._beginning()
-            self.pieces.append(self._held[:certain].translate(self._hidden))
+            self.segments.append(self._held[:certain].translate(self._hidden))
             self._held = self._held[certain:]
         return len(tokens)
 

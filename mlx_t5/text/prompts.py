@@ -228,9 +228,9 @@ def task_prefix(ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     """
     if tokenizer is None:
         return ()
-    pieces = [*map(StreamingDetokenizer(tokenizer).add, ids[: PREFIX_CHARACTERS + 1])]
-    end = guessed_prefix_end("".join(pieces))
-    ends = list(accumulate(map(len, pieces)))
+    segments = [*map(StreamingDetokenizer(tokenizer).add, ids[: PREFIX_CHARACTERS + 1])]
+    end = guessed_prefix_end("".join(segments))
+    ends = list(accumulate(map(len, segments)))
     return tuple(ids[: bisect_left(ends, end) + 1]) if end else ()
 
 

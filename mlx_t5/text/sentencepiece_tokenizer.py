@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlx_t5.text.backend_tokenizer import EXTRA, SPECIAL, AddedTokens, Pieces
+from mlx_t5.text.backend_tokenizer import EXTRA, SPECIAL, AddedTokens, SentencePieceModel
 
 
 class SentencePieceTokenizer(PreTrainedTokenizerFast):
@@ -33,17 +33,17 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
     def __init__(self, vocab_file: str, extra_ids: int = 100, **kwargs: Any):
         kwargs = SPECIAL | kwargs
         kwargs.pop("tokenizer_file", None)
-        self._pieces = Pieces(vocab_file, extra_ids)
-        self._tokenizer = self._pieces.tokenizer()
+        self._sp_model = SentencePieceModel(vocab_file, extra_ids)
+        self._tokenizer = self._sp_model.tokenizer()
         added = AddedTokens(
             {name: kwargs[name] for name in SPECIAL},
             next((list(kwargs.pop(name)) for name in EXTRA if kwargs.get(name)), []),
             kwargs.get("added_tokens_decoder") or {},
         )
-        self._pieces.add_special(added)
+        self._sp_model.add_special(added)
         kwargs |= {"added_tokens_decoder": added.by_id, "extra_special_tokens": added.extra}
         super().__init__(vocab_file=vocab_file, extra_ids=extra_ids, **kwargs)
-        self._pieces.cut_texts_of(self._tokenizer, str(self.eos_token))
+        self._sp_model.cut_texts_of(self._tokenizer, str(self.eos_token))
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class SentencePieceTokenizer(PreTrainedTokenizerFast):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pieces.cut_texts_of(self._tokenizer, str(self.eos_token))
+        self._sp_model.cut_texts_of(self._tokenizer, str(self.eos_token))
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

@@ -31,7 +31,7 @@ from mlx_t5.errors import UserError
 if TYPE_CHECKING:
     import tokenizers
 
-    from mlx_t5.text.backend_tokenizer import AddedTokens, Pieces
+    from mlx_t5.text.backend_tokenizer import AddedTokens, SentencePieceModel
 
 SPIECE, JSON = "spiece.model", "tokenizer.json"
 _T5_CLASSES = ("T5Tokenizer", "MT5Tokenizer")
@@ -178,12 +178,12 @@ def load_tokenizer(folder: str | Path) -> Any:
         if not spiece.is_file() and not state and is_t5:
             spiece = folder / "tokenizer.model"
         if spiece.is_file():
-            from mlx_t5.text.backend_tokenizer import Pieces  # slow to import
+            from mlx_t5.text.backend_tokenizer import SentencePieceModel  # slow to import
 
             sentinels = own.get("extra_ids", 100 if is_t5 else 0)
-            pieces = Pieces(str(spiece), sentinels)
-            if not state or pieces.are_in(state["model"]["vocab"]):
-                return _from_sentencepiece(pieces, spiece, sentinels, own, special, state)
+            sp_model = SentencePieceModel(str(spiece), sentinels)
+            if not state or sp_model.are_in(state["model"]["vocab"]):
+                return _from_sentencepiece(sp_model, spiece, sentinels, own, special, state)
         if state:
             return _from_json(folder, own, special, state)
         if is_byt5:
@@ -239,7 +239,7 @@ def _refusing(what: str, cure: str = "") -> Iterator[None]:
 
 
 def _from_sentencepiece(
-    pieces: Pieces, file: Path, sentinels: int, own: dict, special: dict, state: dict
+    sp_model: SentencePieceModel, file: Path, sentinels: int, own: dict, special: dict, state: dict
 ) -> Any:
     from mlx_t5.text.backend_tokenizer import SPECIAL, AddedTokens
 
@@ -254,10 +254,10 @@ def _from_sentencepiece(
     added = AddedTokens.read(file.parent, own, special, state, SPECIAL)
     if added is None:
         return make()
-    pieces.add_special(added)
-    backend = pieces.tokenizer()
+    sp_model.add_special(added)
+    backend = sp_model.tokenizer()
     added.add_to(backend)
-    pieces.cut_texts_of(backend, str(added.named["eos_token"]))
+    sp_model.cut_texts_of(backend, str(added.named["eos_token"]))
     return Tokenizer(backend, added, make, bool(own.get(CLEANS)))
 
 

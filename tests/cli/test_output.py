@@ -184,8 +184,8 @@ def test_each_row_of_an_array_belongs_to_its_prompt(tmp_path, capsys, end):
 
 
 def test_every_token_is_marked_with_its_origin():
-    writers = ["draft", "draft", "target", "copy"]
-    highlighted = TokenHighlighter().highlight(["a", "", "b", "c"], writers, "\ufffd")
+    origins = ["draft", "draft", "target", "copy"]
+    highlighted = TokenHighlighter().highlight(["a", "", "b", "c"], origins, "\ufffd")
     marks = {32: "a", 35: "b", 36: "c"}
     expected = "".join(f"\033[{color}m{text}\033[0m" for color, text in marks.items())
     assert highlighted == expected + "\033[35m\ufffd\033[0m"

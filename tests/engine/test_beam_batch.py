@@ -67,7 +67,7 @@ def test_results_come_prompt_by_prompt():
         assert [r.score for r in three] == sorted((r.score for r in three), reverse=True)
         assert {r.stats.target_calls for r in three} == {three[0].stats.target_calls}
         assert [r.stats.generated_tokens for r in three] == [len(r.tokens) for r in three]
-        assert all(set(r.writers) <= {"target"} and len(r.writers) == len(r.tokens) for r in three)
+        assert all(set(r.origins) <= {"target"} and len(r.origins) == len(r.tokens) for r in three)
     assert decoder.generate(SOURCES[0], max_tokens=3).score is None
 
 

@@ -77,8 +77,8 @@ def test_a_stream_is_the_document_piece_by_piece(decoder):
     assert counts(chunks[-1].result.stats) == counts(whole.stats)
     assert chunks[1].text == f"\n\n{whole.pieces[1].text}"
     for chunk in chunks:
-        assert len(chunk.pieces) == len(chunk.tokens) and any(chunk.pieces)
-        assert chunk.text.startswith("".join(chunk.pieces))
+        assert len(chunk.segments) == len(chunk.tokens) and any(chunk.segments)
+        assert chunk.text.startswith("".join(chunk.segments))
     (only,) = decoder.stream("***\n", split="lines")
     assert only.text == only.result.text == "***\n"
 

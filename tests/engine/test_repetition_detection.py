@@ -67,19 +67,21 @@ def test_proposals_batches_and_streams_do_not_change_where_a_text_ends(draft, ba
         assert [token for chunk in chunks for token in chunk.tokens] == result.tokens
         assert "".join(chunk.text for chunk in chunks) == result.text
         last = chunks[-1].result
-        assert (last.writers, last.finish_reason) == (result.writers, result.finish_reason)
+        assert (last.origins, last.finish_reason) == (result.origins, result.finish_reason)
         for name in ("generated_tokens", "target_calls", "drafted", "accepted", "speculation"):
             assert getattr(last.stats, name) == getattr(result.stats, name)
         for chunk in chunks:
-            pieces = [piece for piece in chunk.pieces if piece]
-            assert len(chunk.pieces) == len(chunk.tokens) and chunk.text.startswith("".join(pieces))
+            pieces = [piece for piece in chunk.segments if piece]
+            assert len(chunk.segments) == len(chunk.tokens) and chunk.text.startswith(
+                "".join(pieces)
+            )
     assert reasons == {"stop", "repetition", "length"}
 
 
 def check_counts(result):
     """Asserts that the statistics count the tokens of the result, and the end token."""
     stats, speculation = result.stats, result.stats.speculation
-    assert stats.generated_tokens == len(result.tokens) == len(result.writers)
+    assert stats.generated_tokens == len(result.tokens) == len(result.origins)
     assert stats.accepted - sum(result.accepted) in (0, 1)
     assert sum(speculation.accepted_by_position) == stats.accepted <= stats.drafted
     assert sum(speculation.drafted_by_position) == stats.drafted
@@ -114,7 +116,7 @@ def test_an_equal_prompt_ends_in_the_same_loop():
     )
     assert first.tokens == again.tokens == [2, 3, 4] and again.stats.reused == 1
     assert first.finish_reason == again.finish_reason == "repetition"
-    assert (first.text, first.writers) == (again.text, again.writers)
+    assert (first.text, first.origins) == (again.text, again.origins)
 
 
 def test_a_loop_never_makes_a_text_shorter_than_min_tokens():
@@ -172,7 +174,7 @@ def test_a_piece_that_loops_is_cut_at_clause_marks_and_decoded_again(draft, batc
 
 
 def check_counts_of_document(result):
-    assert result.stats.generated_tokens == len(result.tokens) == len(result.writers)
+    assert result.stats.generated_tokens == len(result.tokens) == len(result.origins)
     assert sum(result.accepted) <= result.stats.accepted <= sum(result.accepted) + 9
 
 

@@ -57,7 +57,7 @@ def test_a_reused_text_counts_its_tokens_and_proposals_and_nothing_else():
     assert counts["accepted"] > 0
     own = {"peak_memory_bytes": peak, "reused": 1, "reused_tokens": tokens}
     assert again.stats == Stats(2, tokens, **counts, **own)
-    assert (again.tokens, again.writers) == (first.tokens, first.writers)
+    assert (again.tokens, again.origins) == (first.tokens, first.origins)
 
 
 VALUES = {  # of each setting
@@ -101,7 +101,7 @@ def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(m
             (expected,) = decoder().results(prompts[i : i + 1], alone)
             for r in (result, expected):
                 r.counts = [r.stats.drafted, r.stats.accepted, r.stats.speculation.predicted]
-            assert (result.tokens, result.writers) == (expected.tokens, expected.writers), settings
+            assert (result.tokens, result.origins) == (expected.tokens, expected.origins), settings
             assert (result.finish_reason, result.counts) == (
                 expected.finish_reason,
                 expected.counts,

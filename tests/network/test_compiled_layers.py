@@ -150,7 +150,7 @@ def test_a_failing_compiler_harms_no_text(own_folder, monkeypatch, capfd):
     monkeypatch.setenv("PATH", str(own_folder), prepend=os.pathsep)
     results = []
     for passes in (-99, -1):  # compiled never, or from the second pass on
-        cache, model.passes = cache_of(model, 1), passes
+        cache, model.decoder_passes = cache_of(model, 1), passes
         logits = [model.decode(mx.array([[i]]), cache, [i]) for i in range(3)]
         mx.eval(logits, cache.state)
         results.append(logits + cache.state)

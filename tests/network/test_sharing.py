@@ -119,7 +119,7 @@ def test_texts_are_those_of_the_target(mode):
     for decoder in decoders(target, draft):
         results = decoder.generate(PROMPTS, 20, batch_size=4)  # two rows join while others run
         assert [r.tokens for r in results] == regular
-        accepted += sum(r.writers.count("draft") for r in results)
+        accepted += sum(r.origins.count("draft") for r in results)
     assert accepted > 20, "else the drafts were never right, and little is shown"
 
 

@@ -64,7 +64,7 @@ class Client:
             ),
             prompts=[p if isinstance(p, Prompt) else Prompt(p, i) for i, p in enumerate(prompts)],
             document=document,
-            pieces=document is not None,
+            of_pieces=document is not None,
         )
         self.worker.jobs.add(self.job)
         return self

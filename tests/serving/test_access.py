@@ -47,7 +47,7 @@ def client():
 )
 def test_web_pages_of_other_origins_are_refused(client, origin, allowed, status):
     headers = {} if origin is None else {"Origin": origin}
-    answer = client(origins=allowed).get("/v1/models", headers=headers)
+    answer = client(allowed_origins=allowed).get("/v1/models", headers=headers)
     assert answer.status_code == status
     if status == 403:
         assert answer.json()["error"]["code"] == "unknown_origin"
@@ -58,7 +58,7 @@ def test_web_pages_of_other_origins_are_refused(client, origin, allowed, status)
 
 @pytest.mark.parametrize("key", [None, "a key"])
 def test_an_allowed_page_may_ask_before_it_sends_its_key(client, key):
-    allowed = client(origins=[APP], api_key=key)
+    allowed = client(allowed_origins=[APP], api_key=key)
     answer = allowed.options("/v1/models", headers={"Origin": APP, **PREFLIGHT})
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == APP
@@ -68,7 +68,9 @@ def test_an_allowed_page_may_ask_before_it_sends_its_key(client, key):
     assert refused.headers["access-control-allow-origin"] == APP, "so that the page sees why"
     for origins in ([], [APP]):
         other = {"Origin": "https://evil.example", **PREFLIGHT}
-        assert client(origins=origins).options("/v1/models", headers=other).status_code == 403
+        assert (
+            client(allowed_origins=origins).options("/v1/models", headers=other).status_code == 403
+        )
 
 
 def test_without_a_key_only_local_host_names_are_accepted(client):

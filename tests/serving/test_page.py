@@ -43,7 +43,7 @@ def figure(page, panel, name):
     return float(page.inner_text(f"#{panel} [data-figure={name}]"))
 
 
-def writers(page, panel):
+def origins(page, panel):
     """Returns the origin of each token of a text."""
     tokens = page.locator(f"#{panel} .token").all()
     return [token.get_attribute("class").split()[1] for token in tokens]
@@ -69,17 +69,17 @@ def test_the_page_shows_each_tokens_origin_beside_regular_decoding(visit, server
     for panel in ("speculative", "regular"):
         assert page.inner_text(f"#{panel} .text") == FIXED
     # Every token is marked, except tokens that are a space alone.
-    shown = writers(page, "speculative")
+    shown = origins(page, "speculative")
     spaces = [i for i, t in enumerate(result.tokens) if not decoder.tokenizer.decode([t]).strip()]
-    assert shown == [w for i, w in enumerate(result.writers) if i not in spaces]
+    assert shown == [w for i, w in enumerate(result.origins) if i not in spaces]
     assert set(shown) == {"draft", "copy", "target"}
-    assert set(writers(page, "regular")) == {"target"}
+    assert set(origins(page, "regular")) == {"target"}
     assert figure(page, "speculative", "perCall") == round(result.stats.tokens_per_call, 2)
     assert figure(page, "speculative", "calls") == result.stats.target_calls
     assert page.locator("#speculative .pass").count() == result.stats.target_calls
     assert figure(page, "regular", "perCall") == 1
-    for writer in ("draft", "copy", "target"):
-        assert page.inner_text(f"#count-{writer}") == str(result.writers.count(writer))
+    for origin in ("draft", "copy", "target"):
+        assert page.inner_text(f"#count-{origin}") == str(result.origins.count(origin))
     assert page.locator("#bar-calls-s").evaluate("m => m.value") == result.stats.target_calls
     if picture := os.environ.get("PAGE_SCREENSHOT"):
         page.screenshot(path=picture, full_page=True)
@@ -115,7 +115,7 @@ def test_runs_that_are_short_are_timed_several_times_and_compared_exactly(visit,
         body = route.request.post_data_json
         taken = {"encode_seconds": 0, "decode_seconds": times[body.get("draft", True)].pop(0)}
         stats = dict.fromkeys(TextStats.model_fields, 1) | taken
-        tokens = [{"text": "She", "writer": "draft"}]
+        tokens = [{"text": "She", "origin": "draft"}]
         choice = {"index": 0, "text": "She", "speculation": {"tokens": tokens, "stats": stats}}
         events = f'data: {{"choices": [{json.dumps(choice)}]}}\n\ndata: [DONE]\n\n'
         route.fulfill(body=events, content_type="text/event-stream")

@@ -79,9 +79,9 @@ def test_a_document_is_answered_piece_by_piece(view, decoder):
     sources = [TEXT[piece.start : piece.end] for piece in expected.pieces]
     answers = [piece.text for piece in expected.pieces]
     assert pieces(page) == list(zip(sources, answers, strict=True))
-    for writer in ("draft", "copy", "target"):
-        count = expected.writers.count(writer)
-        assert page.inner_text(f"#document-output [data-writer={writer}]") == str(count or "")
+    for origin in ("draft", "copy", "target"):
+        count = expected.origins.count(origin)
+        assert page.inner_text(f"#document-output [data-origin={origin}]") == str(count or "")
     bar = page.locator("#document-progress")
     assert bar.evaluate("b => [b.value, b.max]") == [4, 4]
     assert page.inner_text("#document-count") == "4 of 4 sentences"
@@ -152,7 +152,7 @@ def events(count, failed=(), long=0, looped=()):
     """Yields the stream of a text of `count` pieces, each `a b`; the answers look like HTML."""
     bold = "<b id=injected>x</b>"
     stats = dict.fromkeys(TextStats.model_fields, 1)
-    tokens = [{"text": bold, "writer": "draft"}]
+    tokens = [{"text": bold, "origin": "draft"}]
     for i in range(count):
         piece = {"start": 4 * i, "end": 4 * i + 3, "text": bold, "finish_reason": "stop"}
         if i in failed:

@@ -86,8 +86,8 @@ def test_a_stream_has_the_pieces_in_order(server, decoder):
         assert (piece["start"], piece["end"]) == (result.start, result.end)
         tokens = piece["speculation"]["tokens"]
         assert "".join(token["text"] for token in tokens) == piece["text"] == result.text
-    writers = [token["writer"] for piece in pieces for token in piece["speculation"]["tokens"]]
-    assert writers == expected.writers
+    origins = [token["origin"] for piece in pieces for token in piece["speculation"]["tokens"]]
+    assert origins == expected.origins
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == expected.stats.generated_tokens
 

@@ -293,9 +293,9 @@ def test_models_that_cannot_be_loaded_are_an_error_at_the_start():
 def test_the_worker_warms_up_passes_of_every_width(num_draft, kind):
     model = FakeModel(ENDLESS, V)
     drafters = {"draft": drafter(good(model.table), model), "copy": SourceCopy(), "none": None}
-    model.passes = 0
+    model.decoder_passes = 0
     warm_up(SpeculativeDecoder(model, drafters[kind], num_draft=num_draft), 2)
-    assert model.passes == PASSES_BEFORE_COMPILING, "layers are compiled at once"
+    assert model.decoder_passes == PASSES_BEFORE_COMPILING, "layers are compiled at once"
     most = most_proposals() if num_draft == AUTO else num_draft
     most = most if cpu_only() else MAX_NUM_DRAFT
     widths = {len(tokens[0]) for _, tokens in model.calls}

@@ -47,7 +47,7 @@ def test_the_text_ends_before_the_first_stop_string(stop, seed):
     watch, shown = TextWatch(TOKENIZER, stop), ""
     for i, token in enumerate(tokens[:count]):
         assert watch.take([token]) == 1
-        shown += watch.pieces[-1]
+        shown += watch.segments[-1]
         assert text.startswith(shown), "a part of a stop string was shown"
         assert watch.stopped == (stopped and i == count - 1)
     watch.finish()
@@ -60,7 +60,7 @@ def test_the_text_ends_before_the_first_stop_string(stop, seed):
 def test_only_a_possible_beginning_is_held_back():
     watch = TextWatch(TOKENIZER, ["abd"])
     watch.take([2, 3, 6, 2, 2])  # a b c a a
-    assert watch.pieces == ["", "", "abc", "", "a"]
+    assert watch.segments == ["", "", "abc", "", "a"]
     watch.finish()
     assert watch.rest == "a"
 
@@ -75,7 +75,7 @@ def test_text_in_byte_tokens_ends_before_a_stop_string(folders, kind, stop):
     watch.finish()
     assert (watch.text, watch.stopped) == (text.partition(stop)[0], stop in text)
     assert stop not in tokenizer.decode(before)
-    assert "".join(watch.pieces) + watch.rest == watch.text and "\ufffd" not in watch.text
+    assert "".join(watch.segments) + watch.rest == watch.text and "\ufffd" not in watch.text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_stop_string_may_name_special_tokens(folders, kind, text, stop, expect
     watch.finish()
     shown = tokenizer.decode(tokens, skip_special_tokens=True)
     assert watch.text == expected and shown.startswith(expected)
-    assert len(watch.pieces) == len(tokens)
+    assert len(watch.segments) == len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_decoding_ends_at_a_stop_string_inside_accepted_tokens(stop, num_draft):
         result = decoder.generate(tokens, max_tokens=40, stop=stop)
         assert (result.text, result.tokens) == (text, tokens[:count])
         assert result.finish_reason == "stop"
-        assert result.stats.generated_tokens == len(result.writers) == count
+        assert result.stats.generated_tokens == len(result.origins) == count
         # The proposals may include the end token, which is not in the result.
         assert result.stats.accepted - sum(result.accepted) in (0, not stopped)
         *_, last = chunks = list(decoder.stream(tokens, max_tokens=40, stop=stop))
         assert "".join(chunk.text for chunk in chunks) == last.result.text == text
         assert sum((chunk.tokens for chunk in chunks), []) == tokens[:count]
-        assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)
+        assert all(len(chunk.segments) == len(chunk.tokens) for chunk in chunks)
 
 
 def test_statistics_leave_out_tokens_after_a_stop_string():

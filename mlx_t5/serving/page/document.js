@@ -15,7 +15,7 @@ let answer = null; // { name, texts }: the answers so far, and the name to save 
 let units = ""; // the name of the units that the text is cut into
 let waiting = []; // rows that are not shown yet
 let chosen = false; // whether the user has chosen a prefix in this view
-const written = {}; // how many tokens each writer has written
+const written = {}; // how many tokens each origin has written
 
 export function stop() {
   controller?.abort();
@@ -55,7 +55,7 @@ function show({ delta, pieces, stats }, characters) {
   answer.texts.push(delta.content);
   for (const piece of pieces) {
     waiting.push(row(piece, characters.slice(piece.start, piece.end).join("")));
-    for (const { writer } of piece.speculation?.tokens ?? []) written[writer] = (written[writer] ?? 0) + 1;
+    for (const { origin } of piece.speculation?.tokens ?? []) written[origin] = (written[origin] ?? 0) + 1;
   }
   // One change of the page for all pieces that have come since the last change.
   if (waiting.length === pieces.length) requestAnimationFrame(flush);
@@ -65,7 +65,7 @@ function show({ delta, pieces, stats }, characters) {
 function row({ text, error, finish_reason, looped, speculation }, source) {
   const made = element("li", "", error ? "failed" : "");
   const target = element("p");
-  if (speculation && !error) for (const { text, writer } of speculation.tokens) append(target, text, writer);
+  if (speculation && !error) for (const { text, origin } of speculation.tokens) append(target, text, origin);
   else target.textContent = text;
   made.append(element("p", source, "source"), target);
   if (error) made.append(element("small", `Left as it was: ${error}`));
@@ -87,7 +87,7 @@ function flush() {
   $("document-progress").max = pieces;
   $("document-progress").value = done;
   $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off at the most tokens` : ""}${looped ? `, ${looped} looped` : ""}`;
-  for (const cell of document.querySelectorAll("[data-writer]")) cell.textContent = written[cell.dataset.writer] ?? "";
+  for (const cell of document.querySelectorAll("[data-origin]")) cell.textContent = written[cell.dataset.origin] ?? "";
 }
 
 function finish() {
@@ -99,7 +99,7 @@ function finish() {
 
 function clear() {
   waiting = [];
-  for (const writer of Object.keys(written)) delete written[writer];
+  for (const origin of Object.keys(written)) delete written[origin];
   for (const id of ["pieces", "joined"]) $(id).replaceChildren();
   $("document-error").hidden = true;
   $("document-count").textContent = "Cutting the text";

@@ -27,7 +27,7 @@ export class Panel {
   draw({ tokens, stats, cut }) {
     if (tokens.length) {
       const pass = element("span", "", "pass");
-      for (const { text, writer } of tokens) append(pass, text, writer);
+      for (const { text, origin } of tokens) append(pass, text, origin);
       this.text.append(pass);
     }
     this.show({
@@ -63,11 +63,11 @@ export class Panel {
 }
 
 /** A token's text; its leading space stays outside, so that colors begin with the word. */
-export function append(parent, text, writer) {
+export function append(parent, text, origin) {
   const word = text.trimStart();
   if (text.length > word.length) parent.append(text.slice(0, text.length - word.length));
   if (!word) return;
-  const span = element("span", word, `token ${writer}`);
-  span.title = { draft: "proposed by the draft", copy: "copied from the prompt", target: "written by the large model" }[writer];
+  const span = element("span", word, `token ${origin}`);
+  span.title = { draft: "proposed by the draft", copy: "copied from the prompt", target: "written by the large model" }[origin];
   parent.append(span);
 }

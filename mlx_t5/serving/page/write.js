@@ -122,9 +122,9 @@ function busy(is) {
 
 function count() {
   const written = panels.speculative.written;
-  for (const writer of ["draft", "copy", "target"]) {
-    const share = written.filter((token) => token.writer === writer).length;
-    $(`count-${writer}`).textContent = written.length ? share : "";
+  for (const origin of ["draft", "copy", "target"]) {
+    const share = written.filter((token) => token.origin === origin).length;
+    $(`count-${origin}`).textContent = written.length ? share : "";
   }
 }
 
