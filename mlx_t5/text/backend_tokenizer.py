@@ -172,10 +172,8 @@ class SentencePieceModel:
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
         # By ids, because sentencepiece names an unknown piece after its characters.
-        def split(_: int, part: NormalizedString) -> list[NormalizedString]:
-            return [NormalizedString(self._names[i]) for i in self.processor.encode(str(part))]
-
-        text.split(split)
+        ids = self.processor.encode
+        text.split(lambda _, part: [NormalizedString(self._names[i]) for i in ids(str(part))])
 
 
 def restore_fallback(backend: Tokenizer, unk_token: str | None, model: dict) -> None:
