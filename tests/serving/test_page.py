@@ -191,6 +191,11 @@ def test_on_a_phone_nothing_sticks_out(visit, server):
     page.tap("#run")
     finished(page)
     assert fits(page)
+    page.evaluate("scrollTo(0, 0)")
+    page.press("#prompt", "Control+Enter")
+    finished(page)
+    box = page.locator("#speculative .text").bounding_box()
+    assert 0 <= box["y"] < PHONE["viewport"]["height"] - box["height"], "the answer is in sight"
 
 
 def test_only_its_own_scripts_run(visit, server):

@@ -91,6 +91,15 @@ def test_a_document_is_answered_piece_by_piece(view, decoder):
     assert copied == page.text_content("#joined") == expected.text
 
 
+def test_the_answer_is_scrolled_into_sight_and_stays_there(view):
+    page = view(viewport={"width": 1280, "height": 850})
+    page.fill("#document-text", TEXT * 30)
+    page.click("#document-form button[type=submit]")
+    done(page, 120)
+    box = page.locator("#joined").bounding_box()
+    assert box["y"] >= 0 and box["y"] + box["height"] <= 850
+
+
 def test_a_dropped_file_comes_back_to_the_byte_where_the_model_changes_nothing(view):
     page = view(accept_downloads=True)
     drop(page, "My talk.SRT", SUBTITLES.encode())
@@ -179,7 +188,7 @@ def test_failed_pieces_are_marked_and_nothing_is_html_on_a_phone(view):
     page.fill("#document-text", "a b\n" * 3 + "🐧" * 400)
     answered(page, *events(3, failed=[1], long=2, looped=[2]))
     done(page, 3)
-    counts = "3 of 3 sentences, 1 left as they were, 2 cut off at the most tokens, 1 looped"
+    counts = "3 of 3 sentences, 1 left as they were, 2 cut off, 1 looped"
     assert page.inner_text("#document-count") == counts
     assert "It ran into a loop" in page.locator("#pieces li").nth(2).inner_text()
     row = page.locator("#pieces li.failed")

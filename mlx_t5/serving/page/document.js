@@ -1,7 +1,7 @@
 // Documents: decodes a text or a file sentence by sentence, and shows source and answer side by side.
 
 import { ApiError, MOST_BYTES, stream } from "./api.js";
-import { $, element, tell } from "./dom.js";
+import { $, element, reveal, tell } from "./dom.js";
 import { complain } from "./errors.js";
 import { append } from "./panel.js";
 
@@ -83,10 +83,11 @@ function flush() {
   answer.shown = answer.texts.length;
   const done = $("pieces").childElementCount;
   if (!done) return;
+  if (!count) reveal($("document-output"));
   const { pieces, looped, failed, kept, length } = answer.stats; // kept: an answer lacked a URL of its source
   $("document-progress").max = pieces;
   $("document-progress").value = done;
-  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off at the most tokens` : ""}${looped ? `, ${looped} looped` : ""}`;
+  $("document-count").textContent = `${done} of ${pieces} ${units}${failed + kept ? `, ${failed + kept} left as they were` : ""}${length ? `, ${length} cut off` : ""}${looped ? `, ${looped} looped` : ""}`;
   for (const cell of document.querySelectorAll("[data-origin]")) cell.textContent = written[cell.dataset.origin] ?? "";
 }
 

@@ -10,6 +10,11 @@ export function element(name, text = "", className = "") {
   return made;
 }
 
+/** Scrolls to an answer if hardly any of it is in sight. */
+export function reveal(answer) {
+  if (innerHeight - answer.getBoundingClientRect().top < 150) answer.scrollIntoView();
+}
+
 /** Tells a screen reader a message. */
 export const tell = (message) => ($("status").textContent = message);
 

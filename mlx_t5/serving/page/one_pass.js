@@ -1,7 +1,7 @@
 // Scores, ranks and embeddings: each has a form and one answer.
 
 import { ApiError, post } from "./api.js";
-import { $, element, signed, tell } from "./dom.js";
+import { $, element, reveal, signed, tell } from "./dom.js";
 import { complain } from "./errors.js";
 
 const MOST_TEXTS = 12; // side by side in a table
@@ -30,6 +30,7 @@ function answer(name, ask) {
     try {
       const message = await ask((path, body) => post(path, body, mine.signal));
       output.hidden = false;
+      reveal(output);
       tell(message);
     } catch (problem) {
       if (!mine.signal.aborted) await complain(problem, error);

@@ -2,7 +2,7 @@
 
 import { stream } from "./api.js";
 import * as beams from "./beams.js";
-import { $, duration, element, seconds, tell } from "./dom.js";
+import { $, duration, element, reveal, seconds, tell } from "./dom.js";
 import { complain } from "./errors.js";
 import { Panel } from "./panel.js";
 import { offer, press, task } from "./prompts.js";
@@ -104,6 +104,7 @@ function reset() {
   $("search").hidden = !search;
   $("regular").hidden = !$("compare").checked;
   count();
+  reveal($("output"));
   tell("Running.");
 }
 
