@@ -574,7 +574,8 @@ def load(
         revision: branch, tag or commit of a Hub id.
 
     Returns:
-        The model, and a transformers tokenizer or None if the folder has no tokenizer files.
+        The model, and its `Tokenizer` (or a transformers tokenizer, if only that reads the files);
+        None if the folder has no tokenizer files.
 
     Raises:
         UserError: the folder does not exist and cannot be downloaded, it holds no T5 model or a

@@ -1,4 +1,13 @@
-"""T5 in MLX with speculative decoding; every program imports this package first."""
+"""T5 in MLX with speculative decoding: `load`, `SpeculativeDecoder` and the model, `T5`.
+
+>>> decoder = SpeculativeDecoder.from_pretrained("demo/target")  # a folder, or a Hub id
+>>> decoder.generate("fix grammar: She have two cat.").text
+'She has two cats.'
+
+`help` of each of the three has its arguments.
+"""
+
+# Every program imports this package first.
 
 from __future__ import annotations
 

@@ -148,5 +148,8 @@ def test_a_decoder_and_its_results_are_short_in_a_notebook():
     assert repr(bad).startswith(
         "Result(None, 0 tokens, 'error', 0 of 0 drafted accepted, error 'a "
     )
+    (chunk,) = decoder.stream("fix grammar: She have two cat.", max_tokens=2)
+    assert repr(chunk) == "Chunk('She', 2 tokens, the last)"
+    assert repr(decoder.tokenizer) == "Tokenizer(3072 tokens)"
     good.text = "long " * 1000
     assert len(repr(good)) < 250

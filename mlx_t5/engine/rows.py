@@ -425,6 +425,10 @@ class Chunk:
     index: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        parts = [repr(brief(self.text)), f"{len(self.tokens)} tokens"]
+        return f"Chunk({', '.join([*parts, *(['the last'] if self.result else [])])})"
+
     @property
     def accepted(self) -> list[bool]:
         return [origin != "target" for origin in self.origins]

@@ -113,6 +113,9 @@ class Tokenizer:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.transformers_tokenizer(*args, **options)
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({len(self)} tokens)"
+
     def __contains__(self, token: Any) -> bool:
         return token in self.transformers_tokenizer
 
