@@ -40,12 +40,12 @@ def draw_deltas(rows: Sequence[dict], best: dict | None, title: str, file: Path)
     for name in ("exact_match", "chrf", "exact_match_lossless", "chrf_lossless"):
         if all(row[name] is not None for row in rows):
             means = [sum(row[name] for row in line) / len(line) for line in grid.values()]
-            label = name.replace("_lossless", ", δ = 0").replace("_", " ")
+            label = name.replace("_lossless", ", δ = 0").replace("_", " ").replace("chrf", "chrF")
             right.plot(range(len(deltas)), means, "o-", label=label, markersize=4)
     # Evenly spaced, because most of the effect lies close to 1.
     right.set_xticks(range(len(deltas)), [f"{delta:g}" for delta in deltas])
-    right.set(xlabel="relaxation δ (--delta)", ylabel="points of 100, mean over γ")
-    right.legend(fontsize=8)
+    right.set(xlabel="leniency δ (--delta)", ylabel="points of 100, mean over γ")
+    _legend(right)
     right.grid(color="0.9", linewidth=0.6)
     figure.savefig(file, dpi=130)
 
@@ -57,6 +57,12 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
     lines = [textwrap.fill(line, LETTERS_A_PANEL * panels) for line in title.splitlines()]
     figure.suptitle("\n".join(lines), fontsize=8, color=GRAY)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _legend(axes: Any) -> None:
+    # Below the axes, where it hides no point.
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "frameon": False}
+    axes.legend(fontsize=8, ncols=3, **place)
 
 
 def _speeds(axes: Any, lines: Lines) -> None:
@@ -74,7 +80,7 @@ def _speeds(axes: Any, lines: Lines) -> None:
         axes.plot([], [], "*", color="w", markersize=12, markeredgecolor="k", label=AUTO)
     axes.axhline(1, color=GRAY, linewidth=0.8)
     axes.set(xlabel="proposals a step, γ", ylabel="relative to regular decoding")
-    axes.legend(fontsize=8)
+    _legend(axes)
     axes.grid(color="0.9", linewidth=0.6)
 
 

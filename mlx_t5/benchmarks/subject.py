@@ -49,7 +49,7 @@ class Subject:
 
     def require_draft(self) -> T5:
         if self.draft is None:
-            raise UserError("this needs a draft: name one with --draft-model, or a way without it")
+            raise UserError("this needs a draft: name one with --draft-model, or take lookup alone")
         return self.draft
 
     def decoder(
