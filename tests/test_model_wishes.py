@@ -123,6 +123,12 @@ def test_a_prompt_longer_than_n_positions_gets_one_note(run, wishing, monkeypatc
     assert "n_positions" not in run(*argv[:-1], "two cats " * 90)[2]
 
 
+def test_a_long_prompt_is_noted_without_n_positions_too(run, models):
+    argv = [*models[:2], "--draft-model", "none", "-m", "1", "--prompt"]
+    assert "note: a prompt has 2,701 tokens; encoding" in run(*argv, "two cats " * 300)[2]
+    assert "note: " not in run(*argv, "two cats " * 200)[2]
+
+
 def test_an_adapter_merged_at_load_or_conversion_writes_the_same_text(
     run, wishing, tmp_path, monkeypatch, capsys
 ):

@@ -32,6 +32,8 @@ from mlx_t5.settings import NONE, Settings
 from mlx_t5.text.prompts import DocumentOptions
 from mlx_t5.text.tokenizer import encode
 
+LONG_PROMPT = 2048  # tokens, if the model does not say how many it was trained with
+
 
 def generate_command(inputs: Sequence[MainOptions]) -> int:
     """Decodes each input with the same models; returns the exit status."""
@@ -186,13 +188,14 @@ def _load(
 
 
 def note_long(line: Line, request: GenerationRequest, decoder: SpeculativeDecoder) -> bool:
-    """Notes a prompt that is longer than the model's n_positions; returns whether it is.
+    """Notes a prompt longer than the model's n_positions or LONG_PROMPT; returns whether it is.
 
     From then on, a terminal shows how far encoding is. Documents are cut into pieces that fit.
     """
     pooled = decoder.model.pooling.max_tokens  # what is embedded is cut, too
-    limit = decoder.model.config.n_positions
-    if not limit or decoder.tokenizer is None or pooled or request.document.split != "none":
+    trained = decoder.model.config.n_positions
+    limit = trained or LONG_PROMPT
+    if decoder.tokenizer is None or pooled or request.document.split != "none":
         return False
     # A text of fewer bytes has fewer tokens, so it need not be tokenized here.
     if (
