@@ -366,6 +366,9 @@ def test_a_failed_file_is_named_at_the_end_and_the_others_are_done(run, file, tm
     assert not (tmp_path / "out" / "bad.srt").exists() and "1 of 3: " in err
     assert err.splitlines()[-1] == f"error: 2 of 3 files have errors: {', '.join(sources[:2])}"
     assert err.count("target demo/target") == err.count("an .srt file has times") == 1
+    file("é", "bad.srt", "latin-1")
+    status, _, err = run(*MODEL, *options, "--overwrite")
+    assert status == 2 and f"error: 1 of 3: {sources[0]} is not UTF-8" in err, "its name once"
     status, _, err = run(*MODEL, *options[2:], "--target-language", "ko", "--overwrite")
     assert status == 2 and err.count("error: ") == err.count("does not translate to ko") == 1
 

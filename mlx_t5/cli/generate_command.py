@@ -77,14 +77,18 @@ def generate_command(inputs: Sequence[MainOptions]) -> int:
             message = message_of(error)
             if is_loading or not options.place or message is None:
                 raise  # it does not concern one file of several alone
-            log(f"error: {options.place}{message}")
+            name, place = str(options.input_file), options.place
+            if message.startswith(name):
+                place = place.removesuffix(f"{name}: ")
+            log(f"error: {place}{message}")
             status = BAD_INPUT
         if status == INTERRUPTED:
             return INTERRUPTED
         if status and options.place:
             failed.append(options.input_file or "")
     if failed:
-        log(f"error: {len(failed)} of {len(inputs)} files have errors: {', '.join(failed)}")
+        have = "has" if len(failed) == 1 else "have"
+        log(f"error: {len(failed)} of {len(inputs)} files {have} errors: {', '.join(failed)}")
         return BAD_INPUT
     return status
 
@@ -203,8 +207,8 @@ def note_long(line: Line, request: GenerationRequest, decoder: SpeculativeDecode
         or (count := len(encode(decoder.tokenizer, line.text))) <= limit
     ):
         return False
-    long = f"{count:,} tokens, more than the model's n_positions ({limit})"
-    log(f"note: a prompt has {long}; encoding takes long, and the text may be poor")
+    more = f", more than the model's n_positions ({trained})" if trained else ""
+    log(f"note: a prompt has {count:,} tokens{more}; encoding takes long, and the text may be poor")
     if sys.stderr.isatty():
         decoder.model.progress = partial(tqdm, desc="encoding", unit=" layers", leave=False)
     return True

@@ -30,6 +30,8 @@ def paired_files(inputs: Sequence[str], folder: str, as_json: bool) -> list[tupl
         raise UserError("several files require --output-file FOLDER for their results")
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"{folder} is a file; name a folder for the results of several files")
+    if folder.endswith(KINDS) and not os.path.isdir(folder):
+        raise UserError(f"several files require a folder for their results; {folder} names a file")
     pairs: dict[str, tuple[str, str]] = {}  # by output, in the way a Mac's disk compares names
     for name in inputs:
         if os.path.isdir(name):
