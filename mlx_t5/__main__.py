@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        parser.error(f"name a COMMAND: {', '.join(COMMANDS)}")
     name = parser.parse_args(argv[:1]).command
     sys.argv = [f"{program} {name}", *argv[1:]]
     module = import_module(f"mlx_t5.{name}")

@@ -88,6 +88,7 @@ def test_one_command_starts_the_others(monkeypatch, capsys):
             all_commands.main(argv)
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
+        assert argv == ["--revert"] or "generate" in error, "the commands to choose from"
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac needs no extra for mlx")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from mlx_t5 import settings
@@ -77,7 +78,11 @@ class Parser(argparse.ArgumentParser):
             ]
             cure = settings.did_you_mean(unknown, [*known, *others]) or "; see --help"
             if not unknown.startswith("-") and "--prompt" in known:
-                cure = f"; did you mean --prompt {shlex.quote(rest[0])}?"
+                loose = list(takewhile(lambda word: not word.startswith("-"), rest))
+                meant = f"--prompt {shlex.quote(' '.join(loose))}"
+                if os.path.exists(rest[0]):
+                    meant = f"--input-file {shlex.join(loose)}"
+                cure = f"; did you mean {meant}?"
             self.error(f"unrecognized arguments: {' '.join(rest)}{cure}")
         return result, rest
 

@@ -269,7 +269,10 @@ def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> M
         raise UserError(f"vectors are not written as {kind}; name the file .npy or .jsonl")
     if options.resume and not options.place and not options.is_resumable:
         if options.is_output_whole:
-            raise UserError("--resume cannot continue a document or an array; use JSON lines")
+            what, cure = "a document", "without it the document starts again"
+            if options.embed:
+                what, cure = "an array", "name a .jsonl file"
+            raise UserError(f"--resume cannot continue {what}; {cure}")
         raise UserError("--resume of a pipe requires an --output-file that ends in .jsonl")
     return options
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -280,7 +281,8 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
             raise
         except OSError as error:
             cause = f"cannot write {self._path or 'standard output'}: {error.strerror or error}"
-            raise UserError(f"{cause}; make room, or name another --output-file") from None
+            cure = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise UserError(f"{cause}; {cure}name another --output-file") from None
         if removed:
             raise UserError(f"{self._path} was removed while it was written; start again")
 

@@ -120,7 +120,9 @@ def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:
     if options.exact and not decoder.model.can_decode:
         raise UserError(f"--exact requires a decoder; {model_name(chosen)} is an encoder alone")
     if decoder.tokenizer and not ranks_by(decoder.tokenizer, options.rerank_words):
-        raise UserError("--rerank-words are not single tokens of the model; name those it answers")
+        words = " ".join(options.rerank_words)
+        cure = "name the single tokens that the model answers"
+        raise UserError(f"--rerank-words {words}: not all are single tokens; {cure}")
     return decoder
 
 

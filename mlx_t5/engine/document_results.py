@@ -135,7 +135,7 @@ def rows_of(
         yield from (request.rows(prompt, tokenizer, vocab_size) for prompt in prompts)
         return
     if tokenizer is None:
-        raise UserError("a split needs a tokenizer; this model folder has none")
+        raise UserError("a split needs a tokenizer; add one to the model folder")
     of_pieces = replace(request, document=DocumentOptions(), stream=False)  # not cut again
 
     def piece_rows(whole: DocumentInFlight) -> Iterator[Row]:

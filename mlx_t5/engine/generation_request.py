@@ -50,7 +50,7 @@ class GenerationRequest:
         """
         settings, source, prefix = self.settings, prompt.source, self.document.prefix
         if settings.stop and tokenizer is None:
-            raise UserError("stop strings need a tokenizer; this model folder has none")
+            raise UserError("stop strings need a tokenizer; add one to the model folder")
         ids, predicted, error = list[int](), list[int](), ""
         # An empty line is translated by an empty one.
         nothing = self.document.target_language and source == ""

@@ -105,7 +105,7 @@ def relevance_pairs(
     than `max_prompt_tokens`.
     """
     if tokenizer is None:
-        raise UserError("ranking needs a tokenizer; this model folder has none")
+        raise UserError("ranking needs a tokenizer; add one to the model folder")
     if not is_listlike(documents):
         raise refusal("documents", documents, "a list of texts")
     targets = [_word(word, tokenizer) for word in words]

@@ -182,7 +182,7 @@ def token_ids(
             where = f"character {error.start + 1} is half of a pair"
             raise UserError(f"a {what} is not valid Unicode ({where}); give whole text") from None
         if tokenizer is None:
-            raise UserError(f"a text {what} needs a tokenizer; this model folder has none")
+            raise UserError(f"a text {what} needs a tokenizer; add one to the model folder")
         ids: list[Any] | None = encode(tokenizer, prompt)
     else:
         ids = to_list(prompt)

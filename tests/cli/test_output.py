@@ -64,6 +64,8 @@ def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
         full = pytest.raises(UserError, match="^cannot write .*out.txt: No space left.*; make room")
         with full, results(str(path)) as file:
             file.write(Line("p"), result("one"))
+    with pytest.raises(UserError, match="out.txt: No such file or directory; name another"):
+        results(str(tmp_path / "gone" / "out.txt")).write(Line("p"), result("one"))
 
 
 def test_a_file_is_not_shared_or_continued_where_it_has_become_shorter(tmp_path):

@@ -27,6 +27,9 @@ MAIN = {
     "--num-beam 4": "unrecognized arguments: --num-beam 4; did you mean --num-beams?",
     "--temprature 1": "unrecognized arguments: --temprature 1; did you mean --temperature?",
     "'fix it: She have.'": "fix it: She have.; did you mean --prompt 'fix it: She have.'?",
+    "fix it --nope": "did you mean --prompt 'fix it'?",
+    "fix it": "fix it; did you mean --prompt 'fix it'?",
+    "in.txt half.txt": "did you mean --input-file in.txt half.txt?",
     "--prompt a --prompt ' \n'": "the prompt is empty",
     "--input-file none.txt": "none.txt",
     "--output-file none/out.txt": "there is no folder none",
@@ -77,12 +80,13 @@ MAIN = {
     f"{SPLIT} --score": "--score cannot be combined with --split",
     "--embed --input-file talk.srt": "--embed cannot be combined with --split",
     f"{SPLIT} --num-samples 2 --temp 1": "--split cannot be combined with --num-samples",
-    f"{SPLIT} --resume --output-file x": "--resume cannot continue a document",
+    f"{SPLIT} --resume --output-file x": "--resume cannot continue a document; without it",
     f"{LINES} --resume --overwrite --output-file x": "--resume cannot be combined with --overwrite",
     "--prompt a --overwrite": "--overwrite requires --output-file",
     f"{LINES} --output-file half.txt": "half.txt has 1 of 2 lines, from an interrupted run",
     "--input-file in.txt half.txt": "several files require --output-file FOLDER",
     "--input-file in.txt half.txt --output-file in.txt": "in.txt is a file; name a folder for",
+    "--input-file in.txt half.txt --output-file o.txt": "several files require a folder",
     f"{LINES} {LINES} --output-file o": "in.txt and in.txt would both be written to o/in.txt",
     f"{LINES} folder --output-file o": "in.txt and folder/in.txt would both be written to o/in.txt",
     f"{LINES} none.txt --output-file o": "there is no file none.txt",
@@ -98,7 +102,7 @@ MAIN = {
         f"{LINES} --embed --output-file v{end}": f"vectors are not written as {end}; name the file"
         for end in (".csv", ".tsv", ".npz", ".parquet", ".pt", ".safetensors")
     },
-    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue a document or an",
+    f"{LINES} --embed --resume --output-file x.npy": "--resume cannot continue an array; name",
     **{
         f"{cut} --input-file a{end}": f"{end} files cannot be split or translated; convert them to"
         for end in (*UNREADABLE, ".lrc", ".sub")

@@ -39,7 +39,7 @@ def test_the_listener_lets_asyncio_send_without_delay():
 
 def test_words_that_are_not_single_tokens_are_refused(capsys):
     assert main(["--port", "0", "--rerank-words", "yes", "nobody"]) == 2
-    assert "error: --rerank-words are not single tokens" in capsys.readouterr().err
+    assert "error: --rerank-words " in capsys.readouterr().err
 
 
 def test_a_signal_to_end_counts_as_soon_as_the_server_says_that_it_serves(monkeypatch, capsys):
