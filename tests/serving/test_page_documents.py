@@ -91,6 +91,15 @@ def test_a_document_is_answered_piece_by_piece(view, decoder):
     assert copied == page.text_content("#joined") == expected.text
 
 
+def test_a_sentence_that_loops_is_decoded_in_smaller_parts(view):
+    page = view()
+    page.fill("#document-text", "Their mother's goat is never next to his chair. I have two cats.")
+    page.click("#document-form button[type=submit]")
+    done(page, 2)
+    assert page.inner_text("#document-count") == "2 of 2 sentences, 1 looped"
+    assert len(page.inner_text("#joined")) < 120
+
+
 def test_the_answer_is_scrolled_into_sight_and_stays_there(view):
     page = view(viewport={"width": 1280, "height": 850})
     page.fill("#document-text", TEXT * 30)

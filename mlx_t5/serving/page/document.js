@@ -9,6 +9,8 @@ const UNREADABLE = /\.(md|mdx|markdown|mdown|rst|tex|x?html|htm|xml|json|po|ass|
 const NOTE = $("document-note").textContent;
 const EXAMPLE = "I open a lot of white suitcases at noon. It is going to rain next Thursday.\n\nThe windows that you have broken were not new. My sisters want to buy some tools including saws, hammers, and brushes.";
 
+const LOOPS = { max_pattern_size: 16, min_count: 4 }; // as in translations by language
+
 let controller = null; // of the run in progress
 let opened = null; // { name, text } of the file in the field; no text once it has been edited
 let answer = null; // { name, texts }: the answers so far, and the name to save them under
@@ -47,7 +49,7 @@ async function run() {
 function body(text) {
   const messages = [{ role: "user", content: text }];
   if ($("prefix").value.trim()) messages.unshift({ role: "system", content: $("prefix").value });
-  return { messages, split: $("split").value, file_type: $("file-type").value };
+  return { messages, split: $("split").value, file_type: $("file-type").value, repetition_detection: LOOPS };
 }
 
 /** Shows the content of one event: a piece, and the text up to its end. */
