@@ -99,7 +99,9 @@ def run_sweep(args: argparse.Namespace, command: str) -> int:
     how = args.way, args.quality_batch, args.max_tokens
     qualities = quality_of(subject, quality_prompts, settings, *how)
     rows = [row | scores for row, scores in zip(rows, qualities, strict=True)]
-    print(f"\n{printing.markdown(COLUMNS, rows)}\n\n{explain(rows, args.tolerance, count)}")
+    # Without references, two columns are empty.
+    columns = {name: cell for name, cell in COLUMNS.items() if any(map(cell, rows))}
+    print(f"\n{printing.markdown(columns, rows)}\n\n{explain(rows, args.tolerance, count)}")
     best = recommend(rows, args.tolerance)
     pictures.draw_deltas(rows, best, f"{printing.facts_line(facts)}\n{command}", picture)
     best = best and {name: best[name] for name in ("delta", "num_draft")}

@@ -52,7 +52,7 @@ def test_different_texts_set_the_exit_status(monkeypatch, capsys):
 def test_a_sweep_is_drawn_and_saved(measure, tmp_path):
     grid = "--num-draft 2 3 --delta 1 --repeats 1 --output grid"
     out, record = measure(f"sweep --count 2 --quality-count 4 {grid}")
-    assert "recommended: " in out
+    assert "recommended: " in out and "| exact match |" in out
     settings = [(row["delta"], row["num_draft"]) for row in record["rows"]]
     assert settings == [(0.0, 2), (0.0, 3), (1.0, 2), (1.0, 3)]  # delta 0 is always measured
     for row in record["rows"]:
@@ -74,7 +74,10 @@ def test_a_model_without_a_draft_is_compared_by_copying(measure, models, draft):
 
 def test_a_sweep_of_copying_needs_no_draft(measure, models, tmp_path):
     grid = "--num-draft 2 auto --delta 0 --repeats 1 --output grid --way lookup"
-    _, record = measure(f"sweep --count 2 --quality-count 2 {grid}", "--model", models[1])
+    (tmp_path / "own.txt").write_text("two cats\nred dogs\n")
+    own = ["--model", models[1], "--prompts", "own.txt"]
+    out, record = measure(f"sweep --count 2 --quality-count 2 {grid}", *own)
+    assert "| exact match, delta 0 |" in out and "| exact match |" not in out, "no reference"
     assert [row["num_draft"] for row in record["rows"]] == [AUTO, 2]
     assert (tmp_path / "grid.png").exists()
 
