@@ -154,6 +154,7 @@ def run_server(args: argparse.Namespace, command: str) -> int:
     prompts = workload.chosen(args.task, args.prompts, args.count).prompts
     settings = {"max_tokens": args.max_tokens, "temperature": args.temp}
     common = ["--num-draft", str(args.num_draft), "--max-queue", str(max(args.clients))]
+    common += ["--answer-cache", "0"]  # every repeat sends the same prompts
     for name in ("model", "draft_model", "dtype"):
         if (value := getattr(args, name)) is not None:
             common += ["--" + name.replace("_", "-"), value]

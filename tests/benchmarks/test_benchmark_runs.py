@@ -1,5 +1,6 @@
 """Smoke tests of `compare`, `sweep`, `report` and `server`. No time is judged."""
 
+import contextlib
 import json
 
 import pytest
@@ -145,12 +146,23 @@ def test_a_report_has_a_row_to_paste(measure, monkeypatch):
 
 
 def test_both_servers_send_every_client_the_same_text(measure, tmp_path, monkeypatch):
+    serving, seconds = server_load.serving, []
+
+    @contextlib.contextmanager
+    def observed(argv):
+        with serving(argv) as address:
+            yield address
+            *_, responses = server_load.send_all(address, ["fix grammar: He eat."] * 2, 1, {})
+            seconds.extend(response["stats"]["decode_seconds"] for response in responses)
+
+    monkeypatch.setattr(server_load, "serving", observed)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _, record = measure("server --clients 1 3 --count 5 --repeats 1 --num-draft 5")
     keys = [(n, name) for n in (1, 3) for name in server_load.SERVERS]
     assert [(row["clients"], row["way"]) for row in record["rows"]] == keys
     for row in record["rows"]:
         assert row["different"] == 0 and len(row["latencies"]) == 5 and row["tokens"][0] > 20
+    assert len({*seconds}) == 4, "each text is decoded, not taken from the cache"
 
 
 def test_a_round_on_a_slower_machine_counts_like_the_others():
