@@ -192,7 +192,7 @@ def test_size_bits_and_peak_memory_are_told(tiny, tmp_path, capsys, quantize):
     assert told == f"{size / 1e6:.1f} MB" and peak.startswith("peak memory ")
     bits = float(bits.removesuffix(" bits per weight"))
     assert 4.5 < bits < 16 if quantize else 16 <= bits < 17, "a file has a header, too"
-    assert note.startswith(f"note: {tiny} has no tokenizer: add its files, or")
+    assert note.startswith(f"note: {tiny} has no tokenizer: add its files, or give token")
 
 
 def test_the_command_line_converts_into_the_default_folder(tiny, tmp_path, monkeypatch, capsys):

@@ -132,7 +132,7 @@ def convert(
         writing.write_json(partial / "config.json", raw)
     print(changes(asked, layers, dtype), end="", file=sys.stderr)
     if checkpoint.tokenizer is None:
-        log(f"note: {folder} has no tokenizer: add its files, or prompts must be token ids")
+        log(f"note: {folder} has no tokenizer: add its files, or give token ids in Python")
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     bits = 8 * size / sum(map(math.prod, shapes.values()))
     peak = readable(mx.get_peak_memory())
