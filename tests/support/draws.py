@@ -44,16 +44,18 @@ def many_keys(rows, seed=0):
     return fold(base, mx.arange(rows), 0)
 
 
-def total_variation_bound(categories, draws):
+def total_variation_bound(p, draws):
     """Returns the empirical TV distance that is exceeded with probability below FALSE_ALARM.
 
-    E[TV] <= sqrt(categories / draws) / 2, and by McDiarmid's inequality
-    P(TV > E[TV] + t) <= exp(-2 draws t^2).
+    A frequency has the variance p (1 - p) / draws, so E[TV] <= sum sqrt(p (1 - p) / draws) / 2, and
+    by McDiarmid's inequality P(TV > E[TV] + t) <= exp(-2 draws t^2).
     """
-    return np.sqrt(categories / draws) / 2 + np.sqrt(np.log(1 / FALSE_ALARM) / (2 * draws))
+    p = np.array(list(p))
+    mean = np.sqrt(p * (1 - p) / draws).sum() / 2
+    return mean + np.sqrt(np.log(1 / FALSE_ALARM) / (2 * draws))
 
 
 def check_draws(tokens, p):
     """Asserts that the frequencies of tokens agree with the probabilities `p`."""
     seen = np.bincount(np.array(tokens), minlength=len(p)) / len(tokens)
-    assert np.abs(seen - p).sum() / 2 < total_variation_bound(len(p), len(tokens))
+    assert np.abs(seen - p).sum() / 2 < total_variation_bound(p, len(tokens))
