@@ -1,6 +1,7 @@
 """Simulates decoding: a pattern says which proposals are right, and a table what a step costs."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,18 +27,20 @@ class Table(StepCosts):
     """
 
     def __init__(self, draft, verify, wrong=lambda positions, passes: 1.0, most=MOST):
-        self.draft_pass, self.verify, self.wrong, self.most = draft, verify, wrong, most
+        self.draft_pass, self.verify, self.wrong, self.most = draft, cache(verify), wrong, most
         self.errors, self.seen = {}, set()
 
     def fresh(self):
         return Table(self.draft_pass, self.verify, self.wrong, self.most)
 
     def expected(self, rows, positions, passes, sampled=False):
-        verify = np.vectorize(self.verify, [float])(rows * positions)
+        count = np.asarray(rows * positions)
+        verify = np.array([self.verify(n) for n in count.ravel().tolist()]).reshape(count.shape)
         return np.multiply(passes, self.draft_pass) + verify
 
     def true(self, rows, positions, passes):
-        return float(self.expected(rows, positions, passes)) * self.wrong(positions, passes)
+        seconds = passes * self.draft_pass + self.verify(rows * positions)
+        return seconds * self.wrong(positions, passes)
 
 
 COSTS = {
@@ -109,7 +112,7 @@ class Line:
     def kept(self, kind, length):
         """Returns how many of `length` proposals are accepted."""
         ahead = self.right[kind][self.place : self.place + length]
-        return int(np.argmin(np.append(ahead, False)))
+        return [*ahead.tolist(), False].index(False)
 
 
 class Simulation:
