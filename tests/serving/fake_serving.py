@@ -140,10 +140,20 @@ def hold(model):
     model.gate.clear()
 
 
-def raw_request(url: str, path: str, body: dict, key: str | None = None) -> socket.socket:
-    """Sends a request over a plain socket without reading the answer; returns the socket."""
+def raw_request(
+    url: str, path: str, body: dict, key: str | None = None, lazy: bool = False
+) -> socket.socket:
+    """Sends a request over a plain socket without reading the answer; returns the socket.
+
+    The kernel keeps megabytes for a reader, but for a lazy one, with small segments, 50 kB.
+    """
     host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    connection = socket.socket()
+    connection.settimeout(PATIENCE)
+    if lazy:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 500)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((host, int(port)))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     content = json.dumps(body).encode()
     head = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
