@@ -229,16 +229,22 @@ def peak(*arguments: str) -> int:
     return int(output.split()[-1])
 
 
+LARGE = {
+    "model_type": "mt5", "vocab_size": 12_000, "d_model": 1024, "d_kv": 64, "d_ff": 2048,
+    "num_layers": 9, "num_decoder_layers": 3, "num_heads": 16, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def large_state():
+    return checkpoints.random_state(LARGE)
+
+
 @pytest.mark.slow
 @cpu_allocation
 @pytest.mark.parametrize("format", checkpoints.FORMATS)
-def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path, format):
+def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path, format, large_state):
     """A checkpoint of 500 MB whose largest tensor has 49 MB needs a shard and a few tensors."""
-    config = {
-        "model_type": "mt5", "vocab_size": 12_000, "d_model": 1024, "d_kv": 64, "d_ff": 2048,
-        "num_layers": 9, "num_decoder_layers": 3, "num_heads": 16, "tie_word_embeddings": True,
-    }  # fmt: skip
-    state = checkpoints.random_state(config)
-    checkpoints.save(state, tmp_path / "in", format, config=config)
+    checkpoints.save(large_state, tmp_path / "in", format, config=LARGE)
     over = peak("--model", str(tmp_path / "in"), "--mlx-path", str(tmp_path / "out"), "-q") - peak()
     assert 10e6 < over < 330e6

@@ -22,13 +22,16 @@ from mlx_t5.engine.rows import Result, Stats
 from standard_error import messages, without_metal
 
 PATIENCE = 120
+GRAMMAR, FIXED = "fix grammar: She have two cat.", "She has two cats.\n"
+BUNDLED = ["--model", str(ROOT / "demo/target"), "--dtype", "float32", "--num-draft", "5"]
+LONG = [*BUNDLED, "-m", "100000", "--min-tokens", "100000", "--prompt", "x"]
 
 # ---- pipes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_each_line_is_answered_before_the_next_one_is_written(models):
-    argv = [*models, "-m", "5", "--json", "--input-file", "-"]
+def test_each_line_is_answered_before_the_next_one_is_written():
+    argv = [*BUNDLED, "-m", "5", "--json", "--input-file", "-"]
     with start(*argv, stdin=subprocess.PIPE, bufsize=0) as process:
         for prompt in ("first", "second"):
             process.stdin.write(prompt.encode() + b"\n")
@@ -52,10 +55,6 @@ def test_waiting_for_a_line_does_not_count_as_decoding(run, models, tmp_path, mo
     monkeypatch.setattr(SpeculativeDecoder, "results", results)
     (tmp_path / "in.txt").write_text("x")
     assert "1 tokens in 0.00 s" in run(*models, "--input-file", str(tmp_path / "in.txt"))[2]
-
-
-GRAMMAR, FIXED = "fix grammar: She have two cat.", "She has two cats.\n"
-BUNDLED = ["--model", str(ROOT / "demo/target"), "--dtype", "float32", "--num-draft", "5"]
 
 
 @pytest.fixture
@@ -107,10 +106,10 @@ def test_a_pipe_that_gives_nothing_is_not_waited_for(run, stdin, data):
 def test_standard_input_is_left_to_a_loop_and_to_others(tmp_path):
     """Also /dev/null, a closed descriptor and a silent pipe of another process."""
     main = f"{shlex.quote(sys.executable)} main.py {shlex.join(BUNDLED)}"
-    (tmp_path / "in.txt").write_text(f"{GRAMMAR}\n" * 3)
+    (tmp_path / "in.txt").write_text(f"{GRAMMAR}\n" * 2)
     shell = f'while read -r line; do {main} --prompt "$line"; done <{tmp_path}/in.txt'
     loop = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, timeout=PATIENCE)
-    assert loop.stdout.decode() == 3 * FIXED
+    assert loop.stdout.decode() == 2 * FIXED
     for redirected in ("</dev/null", "<&-"):
         shell = ["sh", "-c", f"{main} -m 3 {redirected}"]
         done = subprocess.run(shell, cwd=ROOT, capture_output=True, timeout=PATIENCE)
@@ -248,8 +247,8 @@ def test_a_pipe_s_output_is_replaced_and_text_from_it_cannot_be_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["Ctrl-C", "the reader leaves"])
-def test_an_interrupted_text_is_kept_and_a_reader_that_leaves_is_no_error(models, end):
-    process = start(*models, "-m", "100000", "--prompt", "x")
+def test_an_interrupted_text_is_kept_and_a_reader_that_leaves_is_no_error(end):
+    process = start(*LONG)
     first = os.read(process.stdout.fileno(), 1)
     if end == "Ctrl-C":
         process.send_signal(signal.SIGINT)
@@ -262,11 +261,11 @@ def test_an_interrupted_text_is_kept_and_a_reader_that_leaves_is_no_error(models
 
 
 @pytest.mark.slow
-def test_interrupting_a_file_keeps_what_is_finished(models, tmp_path):
+def test_interrupting_a_file_keeps_what_is_finished(tmp_path):
     source, results = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("".join(f"{i}\n" for i in range(2000)))
     files = ["--input-file", str(source), "--output-file", str(results)]
-    process = start(*models, "-m", "50", "--batch-size", "2", *files)
+    process = start(*BUNDLED, "-m", "50", "--min-tokens", "50", "--batch-size", "2", *files)
     deadline = time.monotonic() + 60
     while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -299,10 +298,10 @@ def closed(redirections: str, *argv: str) -> subprocess.CompletedProcess:
         ("<&-", "main.py --prompt -", 2, 0, "standard input is empty; write what the model is to "),
     ],
 )
-def test_closed_streams_are_handled(models, tmp_path, redirections, command, status, lines, error):
+def test_closed_streams_are_handled(tmp_path, redirections, command, status, lines, error):
     """A closed standard input counts as empty, and output for a closed stream goes nowhere else."""
     out = tmp_path / "out.jsonl"
-    command = command.replace("MODELS", shlex.join(models)).replace("OUT", str(out))
+    command = command.replace("MODELS", shlex.join(BUNDLED)).replace("OUT", str(out))
     done = closed(redirections, *shlex.split(command))
     assert (done.returncode, len(done.stdout.splitlines())) == (status, lines)
     stderr = without_metal(done.stderr.decode())

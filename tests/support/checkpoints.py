@@ -66,7 +66,9 @@ def random_state(config: dict, dtype="float32", noise=0.0, seed=0) -> dict[str, 
     base, offset = (torch.Generator().manual_seed(n) for n in (seed, seed + 1))
     names = {hf_name: own for hf_name, own in tensors(t5_config).items() if hf_name != HEAD}
     for hf_name, (name, shape) in names.items():
-        weight = torch.randn(shape, generator=base) + noise * torch.randn(shape, generator=offset)
+        weight = torch.randn(shape, generator=base)
+        if noise:
+            weight += noise * torch.randn(shape, generator=offset)
         scale = 1.0 if "norm" in name or "shared" in name else shape[-1] ** -0.5
         state[hf_name] = (scale * weight).to(getattr(torch, dtype))
     return state
