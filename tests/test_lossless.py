@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +65,22 @@ class Pair:
     reference: T5ForConditionalGeneration
     folder: Path  # the target's folder
 
-    def expected(self, prompt, ends=(), mask=None, **rules):
-        """Returns transformers' greedy text: (tokens without the end token, reason)."""
+    def expected(self, prompts, ends=(), masks=(), **rules):
+        """Returns transformers' greedy texts of one batch: (tokens without end token, reason)."""
         rules = {RENAMED.get(name, name): value for name, value in rules.items()}
+        masks = [mask or [1] * len(p) for p, mask in zip_longest(prompts, masks)]
+        width = max(map(len, prompts))
+        ids, mask = (
+            torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+            for rows in (prompts, masks)
+        )
         out = self.reference.generate(
-            torch.tensor([prompt]), attention_mask=mask and torch.tensor([mask]),
-            max_new_tokens=LONGEST, do_sample=False, eos_token_id=list(ends) or None, **rules,
-        )[0, 1:].tolist()  # fmt: skip
-        return (out[:-1], "stop") if out[-1] in ends else (out, "length")
+            ids, attention_mask=mask, max_new_tokens=LONGEST, do_sample=False,
+            eos_token_id=list(ends) or None, pad_token_id=0, **rules,
+        )[:, 1:].tolist()  # fmt: skip
+        first = [next((i for i, token in enumerate(row) if token in ends), None) for row in out]
+        texts = zip(out, first, strict=True)
+        return [(row, "length") if end is None else (row[:end], "stop") for row, end in texts]
 
 
 RENAMED = {"min_tokens": "min_new_tokens"}
@@ -106,9 +115,9 @@ RULES = [
 @pytest.mark.parametrize("rules", [RULES[0], *(pytest.param(r, marks=slow) for r in RULES[1:])])
 def test_greedy_output_is_that_of_transformers(pair, rules):
     """The test covers one, several or no end tokens, all kinds of proposals and all lengths."""
-    free, _ = pair.expected(PROMPTS[0])
+    (free, _), *_ = pair.expected(PROMPTS)
     for ends in ((), (free[0],), (free[4],), (free[9], free[5])):
-        expected = [pair.expected(prompt, ends, **rules) for prompt in PROMPTS]
+        expected = pair.expected(PROMPTS, ends, **rules)
         target, draft = ending_with(pair.target, *ends), ending_with(pair.draft, *ends[:1])
         for num_draft in (0, 1, 4):
             decoder = SpeculativeDecoder(target, draft if num_draft else None, None, num_draft or 1)
@@ -117,7 +126,7 @@ def test_greedy_output_is_that_of_transformers(pair, rules):
                 cut = [(t, r) if len(t) < most else (t[:most], "length") for t, r in expected]
                 assert [(r.tokens, r.finish_reason) for r in results] == cut
     if rules:
-        assert pair.expected(PROMPTS[0], **rules)[0] != free
+        assert pair.expected(PROMPTS, **rules)[0][0] != free
 
 
 def test_the_drafts_in_these_tests_are_neither_perfect_nor_useless(pair):
@@ -132,7 +141,7 @@ MASKS = [[1, 0, 1, 1], [0, 1, 1], [int(i % 4 > 1) for i in range(26)], [1, 0], N
 
 
 def with_masks(pair, **rules):
-    return [pair.expected(p, mask=m, **rules)[0] for p, m in zip(PROMPTS, MASKS, strict=True)]
+    return [tokens for tokens, _ in pair.expected(PROMPTS, masks=MASKS, **rules)]
 
 
 def drafts(pair):
@@ -141,7 +150,7 @@ def drafts(pair):
 
 
 def test_masked_tokens_are_ignored_as_in_transformers(pair):
-    expected, unmasked = with_masks(pair), [pair.expected(p)[0] for p in PROMPTS]
+    expected, unmasked = with_masks(pair), [tokens for tokens, _ in pair.expected(PROMPTS)]
     assert [a == b for a, b in zip(expected, unmasked, strict=True)] == [False] * 4 + [True]
     for draft in drafts(pair):
         decoder = SpeculativeDecoder(pair.target, draft, None, 3)
@@ -156,7 +165,7 @@ def test_masked_tokens_are_ignored_as_in_transformers(pair):
 
 def test_equal_tokens_with_different_masks_are_different_prompts(pair):
     masks = [[1, 0, 1, 1], None, [1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 1, 1]]
-    expected = [pair.expected(PROMPTS[0], mask=mask)[0] for mask in masks]
+    expected = [tokens for tokens, _ in pair.expected([PROMPTS[0]] * 5, masks=masks)]
     results = SpeculativeDecoder(pair.target, pair.draft, None, 3).generate(
         [PROMPTS[0]] * 5, LONGEST, attention_mask=masks
     )

@@ -150,7 +150,7 @@ def test_the_streamed_text_is_the_text(run, models, sampling):
 
 @pytest.mark.slow
 def test_every_write_has_whole_characters(models):
-    sampling = ["--temp", "0.7", "--seed", "5", "-m", "400"]
+    sampling = ["--temp", "0.7", "--seed", "5", "-m", "150"]
     process = start(*models, *sampling, "--prompt", "x")
     parts = iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")
     written = [part.decode() for part in parts]  # raises an error if a character is cut
