@@ -113,7 +113,8 @@ def test_with_all_settings_a_text_of_the_store_is_the_text_of_the_prompt_alone(m
 def test_a_prediction_is_seen_by_nobody_else():
     prompt, secret = [4, 2], [6, 5, 6, 5, 6]
     alone = decoder(None).generate([prompt], delta=1.0)[0].tokens
-    predicted, other = decoder(None).generate([prompt] * 2, delta=1.0, prediction=[secret, None])
+    options = {"delta": 1.0, "num_draft": 5, "prediction": [secret, None]}
+    predicted, other = decoder(None).generate([prompt] * 2, **options)
     assert predicted.tokens[:5] == secret and other.tokens == alone
 
 
