@@ -61,8 +61,7 @@ def _figure(title: str, panels: int) -> tuple[Any, Any]:
 
 def _legend(axes: Any) -> None:
     # Below the axes, where it hides no point.
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "frameon": False}
-    axes.legend(fontsize=8, ncols=3, **place)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, fontsize=8, ncols=3)
 
 
 def _speeds(axes: Any, lines: Lines) -> None:

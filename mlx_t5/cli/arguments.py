@@ -240,9 +240,8 @@ class Option:
             options["action"] = "extend" if self.several else "append"
         required, default, help = self.default is REQUIRED, self.default, self.help
         if not (required or default in (None, "", ()) or self.kind is bool):
-            shown = self.default_text or (
-                " ".join(map(str, default)) if self.several else str(default)
-            )
+            values = default if self.several else [default]
+            shown = self.default_text or " ".join(map(str, values))
             help += f" (default: {shown.lower() if isinstance(default, bool) else shown})"
         action = group.add_argument(*names, dest=name, required=required, help=help, **options)
         action.default = argparse.SUPPRESS  # the parser returns only what the user gives

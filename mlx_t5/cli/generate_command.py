@@ -54,9 +54,8 @@ def generate_command(inputs: Sequence[MainOptions]) -> int:
     decoder, language, is_loading, status, failed = None, None, False, 0, list[str]()
     for options, request in zip(inputs, requests, strict=True):
         if options.place:
-            options = replace(
-                options
-            )  # its input is closed with it: many files may not be open at once
+            # A copy, whose input is closed with it: many files may not be open at once.
+            options = replace(options)
         try:
             done = _resume_point(options) if options.resume else ResumePoint()
             if done is None:

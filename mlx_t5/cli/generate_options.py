@@ -225,12 +225,12 @@ def read_options(argv: Sequence[str]) -> list[MainOptions]:
     if several:
         as_json = any(given.get(name) for name in ("json", "score", "embed"))
         pairs = paired_files(inputs, output or "", as_json)
-    jobs = []
+    options = []
     for number, (file, result) in enumerate(pairs, 1):
         place = f"{number} of {len(pairs)}: {file}: " if several else ""
         of_file = {"input_file": file, "output_file": result, "place": place}
-        jobs.append(_checked_options(declared, given | of_file))
-    return jobs
+        options.append(_checked_options(declared, given | of_file))
+    return options
 
 
 def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> MainOptions:
@@ -279,15 +279,15 @@ def _checked_options(declared: Mapping[str, Option], given: dict[str, Any]) -> M
 
 def read_command_line(argv: Sequence[str] | None) -> list[MainOptions]:
     """The options for each input file; a single input has been opened, and is known to be good."""
-    jobs = read_options(sys.argv[1:] if argv is None else argv)
-    for options in jobs:
+    inputs = read_options(sys.argv[1:] if argv is None else argv)
+    for options in inputs:
         lines = None if options.place else options.lines
         output = options.output_file
         if output and (lines or Path(output).parent.is_dir()):
             check_output_file(output, options.input_file, options.is_output_whole)
-    if jobs[0].output_file:
-        refuse_interrupted(jobs)
-    return jobs
+    if inputs[0].output_file:
+        refuse_interrupted(inputs)
+    return inputs
 
 
 main = partial(arguments.run_command, "generate", read_command_line, "interrupted")

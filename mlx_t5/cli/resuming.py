@@ -85,27 +85,26 @@ def _check(written: bytes, line: Line, result: str, where: str) -> None:
             raise UserError(f"{where} has another {name} than the input; {OTHERWISE}")
 
 
-def refuse_interrupted(jobs: Sequence[MainOptions]) -> None:
+def refuse_interrupted(inputs: Sequence[MainOptions]) -> None:
     """Refuses to replace what an interrupted run has written, because it may have taken hours."""
-    options = jobs[0]
-    if options.resume or options.overwrite:
+    if inputs[0].resume or inputs[0].overwrite:
         return
-    written = [job for job in jobs if os.path.exists(job.output_file or "")]
+    written = [options for options in inputs if os.path.exists(options.output_file or "")]
     found = ""
-    if 0 < len(written) < len(jobs):
-        found = f"{written[0].output_file} is one of {len(written)} results for {len(jobs)} files"
-    for job in written:
-        path = job.output_file or ""
-        if job.is_output_whole or not os.path.isfile(path):
+    if 0 < len(written) < len(inputs):
+        found = f"{written[0].output_file} is one of {len(written)} results for {len(inputs)} files"
+    for options in written:
+        path = options.output_file or ""
+        if options.is_output_whole or not os.path.isfile(path):
             continue
         try:
             # Files among several are opened only for this, because so many may not be open.
-            count = replace(job).lines.count if job.place else job.lines.count
+            count = replace(options).lines.count if options.place else options.lines.count
         except (UserError, OSError):  # that is reported when it is the file's turn
             continue
         with open(path, "rb") as file:
             complete = sum(1 for line in file if line.endswith(b"\n"))
-        expected = (count or 0) * job.texts_per_prompt
+        expected = (count or 0) * options.texts_per_prompt
         if 0 < complete < expected:
             found = f"{path} has {complete} of {expected} lines"
     if found:

@@ -426,8 +426,8 @@ class Chunk:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        parts = [repr(brief(self.text)), f"{len(self.tokens)} tokens"]
-        return f"Chunk({', '.join([*parts, *(['the last'] if self.result else [])])})"
+        last = ", the last" if self.result else ""
+        return f"Chunk({brief(self.text)!r}, {len(self.tokens)} tokens{last})"
 
     @property
     def accepted(self) -> list[bool]:

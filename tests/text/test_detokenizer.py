@@ -69,7 +69,7 @@ def samples(tokenizer, seed):
 
 
 @pytest.mark.slow
-def test_pieces_make_the_text(tokenizer):
+def test_segments_make_the_text(tokenizer):
     for seed in range(30):
         for tokens in samples(tokenizer, seed):
             detokenizer = StreamingDetokenizer(tokenizer)
@@ -78,7 +78,7 @@ def test_pieces_make_the_text(tokenizer):
             assert text == expected == decode(tokenizer, tokens), tokens
 
 
-def test_pieces_are_whole_and_early(tokenizer):
+def test_segments_are_whole_and_early(tokenizer):
     """No piece has half a character, and each piece is sent as soon as it is certain."""
     for text in TEXTS:
         tokens = tokenizer.encode(text)[:-1]
@@ -102,9 +102,9 @@ def test_any_decoder_streams_whole_characters(folders, decoder):
     for seed, text in enumerate(TEXTS):
         for tokens in (tokenizer.encode(text), *samples(tokenizer, seed)):
             detokenizer = StreamingDetokenizer(tokenizer)
-            pieces = [*map(detokenizer.add, tokens)]
-            assert "".join(pieces) + detokenizer.finish() == decode(tokenizer, tokens)
-            assert not any(piece.endswith("\ufffd") for piece in pieces)
+            segments = [*map(detokenizer.add, tokens)]
+            assert "".join(segments) + detokenizer.finish() == decode(tokenizer, tokens)
+            assert not any(segment.endswith("\ufffd") for segment in segments)
 
 
 @pytest.mark.slow
