@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_COPIED = 64 << 20  # bytes of a cache; see `Engine._prefetch`
+SMALL_WEIGHTS = 64 << 20  # bytes that a pass reads; see `Engine.prefetches`
 
 
 class Engine(Batch):
@@ -109,8 +110,9 @@ class Engine(Batch):
         self.adaptive = adaptive or Adaptive(StepCosts(target, draft.model if draft else None))
         self.copies: Sequence[Copy] = ()
         self.idle = False
-        # Whether a pass may start before its token has been read, and such a pass.
-        self.prefetches = not cpu_only()
+        # Whether a pass may start before its token has been read, and such a pass. On a CPU, large
+        # weights occupy all cores, and the pass after a text's end token delays the next text.
+        self.prefetches = not cpu_only() or self.adaptive.costs.target.bytes <= SMALL_WEIGHTS
         self.prefetched: tuple[Row, int, mx.array] | None = None  # row, position, logits
         self.on_verified: Callable[[list[Row], mx.array, mx.array], None] | None = None
 

@@ -7,6 +7,7 @@ import decoder
 from fake_model import EOS, FakeModel, drafter, random_table, without
 from mlx_t5.decoder import Engine, SpeculativeDecoder
 from mlx_t5.engine.rows import Row
+from mlx_t5.network.interface import WeightsRead
 from mlx_t5.sampling.draws import row_key
 from mlx_t5.settings import Settings
 
@@ -51,6 +52,17 @@ def test_nothing_is_fed_past_max_tokens_and_one_pass_past_the_end_token(early):
     result = SpeculativeDecoder(ending).generate(SOURCES[1], max_tokens=6)
     assert (result.tokens, result.stats.target_calls) == ([4, 4], 3)
     assert positions(ending) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("size", "fed"), [(decoder.SMALL_WEIGHTS, 2), (5 * 10**8, 1)])
+def test_a_cpu_begins_passes_of_small_weights_early(monkeypatch, size, fed):
+    monkeypatch.setattr(decoder, "cpu_only", lambda: True)
+    model = FakeModel(without(TABLE, EOS), V)
+    model.weights_read = lambda: WeightsRead(12, size, "float32")
+    engine = Engine(model)
+    engine.insert(rows(SOURCES[:1], max_tokens=9))
+    engine.step()
+    assert len(positions(model)) == fed
 
 
 @pytest.mark.parametrize("temp", [0.0, 1.0])

@@ -11,6 +11,7 @@ from mlx_t5.drafting.costs import MOST, StepCosts
 from mlx_t5.drafting.draft_model import DRAFT
 from mlx_t5.drafting.proposals import Copy
 from mlx_t5.drafting.source_copy import COPY
+from mlx_t5.network.interface import WeightsRead
 from mlx_t5.settings import AUTO
 
 RIGHT, WRONG = 1, 2
@@ -29,6 +30,7 @@ class Table(StepCosts):
     def __init__(self, draft, verify, wrong=lambda positions, passes: 1.0, most=MOST):
         self.draft_pass, self.verify, self.wrong, self.most = draft, cache(verify), wrong, most
         self.errors, self.seen = {}, set()
+        self.target = WeightsRead(12, 5 * 10**8, "float32")  # as for a t5-base
 
     def fresh(self):
         return Table(self.draft_pass, self.verify, self.wrong, self.most)
