@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -135,38 +135,43 @@ class Adaptive:
                 propose; None without a draft.
             idle: whether the plan of the last step was idle, and the rows are the same.
         """
+        # Without NumPy, which is slow for so few numbers.
         has_draft = unread is not None
-        numbers, drafts = np.zeros(len(rows), int), np.zeros(len(rows), bool)
+        numbers, drafts = [0] * len(rows), [False] * len(rows)
         groups = defaultdict[AcceptanceStats, list[int]](list)
         for i, (row, copy) in enumerate(zip(rows, copies, strict=True)):
             if row.settings.num_draft == AUTO:
                 groups[self._shared(row)].append(i)
             else:
-                numbers[i] = row.settings.num_draft
+                numbers[i] = int(row.settings.num_draft)
                 drafts[i] = has_draft and (not copy.tokens or copy.kind.alpha < DRAFT.alpha)
         for shared, group in groups.items():
             if not idle:  # else nothing was learned about the draft in the last step
                 of_group = [rows[i] for i in group], [copies[i] for i in group]
                 number, likelier = self._choose_number(*of_group, has_draft, len(rows))
-                numbers[group], drafts[group] = number, likelier
+                for i, drafts[i] in zip(group, likelier, strict=True):
+                    numbers[i] = number
             shared.until_trial -= 1
-        lengths = np.minimum(numbers, [row.max_proposals for row in rows])
-        drafted = np.where(drafts, lengths, 0)
-        copied = [copy.tokens[:n] for copy, n in zip(copies, lengths - drafted, strict=True)]
-        most_drafted = int(drafted.max())
+        lengths = [min(n, row.max_proposals) for n, row in zip(numbers, rows, strict=True)]
+        drafted = [n if by_draft else 0 for n, by_draft in zip(lengths, drafts, strict=True)]
+        copied = [
+            [] if by_draft else copy.tokens[:n]
+            for copy, n, by_draft in zip(copies, lengths, drafts, strict=True)
+        ]
+        most_drafted = max(drafted)
         gamma = max(most_drafted, *map(len, copied))
         # Other steps take longer: some rows copy more tokens than others draft, or the draft reads
         # more than a token for a row.
-        late = np.any((drafted > 0) & (np.array(unread or 0) > 1))
+        late = any(n > 1 for n in compress(unread or (), drafted))
         alike = not late and most_drafted in (0, gamma)
         usual = alike and all(row.adapts for row in rows)
         nothing = gamma == 0 and not any(copy.tokens for copy in copies)
         resting = has_draft and all(shared.until_trial > 1 for shared in groups)
-        return Plan(copied, drafted.tolist(), gamma, usual, idle=nothing and resting)
+        return Plan(copied, drafted, gamma, usual, idle=nothing and resting)
 
     def _choose_number(
         self, rows: Sequence[Row], copies: Sequence[Copy], has_draft: bool, batch: int
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, Sequence[bool]]:
         """Chooses one number of proposals for rows, and whether the draft makes those of each row.
 
         The rows learn from the same rows: they are all greedy rows, all sampled rows, or one row
@@ -189,9 +194,9 @@ class Adaptive:
         if not with_drafts and could_pay and is_trial_due(rows, likelier[:, TRIAL], shared):
             with_drafts, n = True, TRIAL
         if not with_drafts:
-            return NUMBERS[n], False
+            return int(NUMBERS[n]), [False] * len(rows)
         shared.until_trial = TRIAL_STEPS + 1
-        return NUMBERS[n], likelier[:, n]
+        return int(NUMBERS[n]), likelier[:, n].tolist()
 
     def update(
         self, row: Row, copy: Copy, drafted: int, written: Sequence[int], accepted: int

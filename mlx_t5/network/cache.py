@@ -129,8 +129,8 @@ class Cache:
         if end > capacity:
             self.reserve(end)
         start = offsets[0] if len(set(offsets)) == 1 else None
-        first = np.array(offsets if start is None else offsets[:1], np.int32)
-        queries = first[:, None] + np.arange(length, dtype=np.int32)
+        first = offsets if start is None else offsets[:1]
+        queries = np.array([range(offset, offset + length) for offset in first], np.int32)
         mask = None if self.mask is None else self.mask[:, None, None]
         if mask is not None and ADDS_MASKS:
             mask = hiding(mask, self.keys[0].dtype)
