@@ -9,9 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import uvicorn
-from fastapi import FastAPI
+from typing import TYPE_CHECKING
 
 from mlx_t5.checkpoints.generation_config import read_generation_config, read_tasks
 from mlx_t5.cli.server_options import ServerOptions
@@ -20,17 +18,16 @@ from mlx_t5.disk import BUNDLED
 from mlx_t5.errors import UserError, log
 from mlx_t5.loading import ModelPair, choose_pair
 from mlx_t5.scoring.pairs import ranks_by
-from mlx_t5.serving import requests
-from mlx_t5.serving.app import LAST_SECONDS, create_app
+from mlx_t5.serving.limits import MAX_PROMPTS, MAX_SAMPLES, RequestLimits
 from mlx_t5.serving.metrics import Metrics
+from mlx_t5.serving.presets import Presets
 from mlx_t5.serving.rerank import named_words
 from mlx_t5.serving.saved_prompts import SavedPrompts
-from mlx_t5.serving.service import Presets, RequestLimits, Service
 from mlx_t5.serving.worker import Worker
+from mlx_t5.starting import interrupts_deferred
 
-HEADERS = [("cache-control", "no-cache")]  # of the page, and for proxies of streams
-HEADERS += [("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer")]
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 def server_command(options: ServerOptions) -> int:
@@ -43,11 +40,13 @@ def server_command(options: ServerOptions) -> int:
         bound.listen()
         host, port, *_ = bound.getsockname()  # the bound address; a host name may have several
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        uvicorn_server = application.state.server = _server(options, application)
+        from mlx_t5.cli.web_server import uvicorn_server
+
+        server = application.state.server = uvicorn_server(options, application)
         # uvicorn finishes running requests and then raises the signal again, which changes nothing.
-        signal.signal(signal.SIGTERM, uvicorn_server.handle_exit)
+        signal.signal(signal.SIGTERM, server.handle_exit)
         log(f"serving {model_name(chosen)} at {where} · API {where}/v1")
-        uvicorn_server.run(sockets=[bound])
+        server.run(sockets=[bound])
     return 0
 
 
@@ -71,25 +70,6 @@ def listener(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _server(options: ServerOptions, application: FastAPI) -> uvicorn.Server:
-    config = uvicorn.Config(
-        application,
-        http="h11",
-        ws="none",
-        log_config=None,
-        log_level="critical",  # any client can cause the rest; the application logs its errors
-        access_log=False,  # it would show query strings
-        server_header=False,
-        headers=HEADERS,
-        # Idle connections count, so this is far above what the queue admits.
-        limit_concurrency=512 + 4 * (options.max_batch + options.max_queue),
-        timeout_keep_alive=75,  # longer than proxies keep idle connections, usually 60 s
-        h11_max_incomplete_event_size=32 << 10,  # headers
-        timeout_graceful_shutdown=options.shutdown_seconds + LAST_SECONDS,
-    )
-    return uvicorn.Server(config)
-
-
 def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
     target, template = chosen.target, options.translation_prefix
     words = options.rerank_words or named_words(target)
@@ -98,19 +78,16 @@ def _application(options: ServerOptions, chosen: ModelPair) -> FastAPI:
         presets = replace(presets, general=read_generation_config(target))
     path, most = options.save_prompts, options.save_prompts_limit
     saved = SavedPrompts(path, most) if path else None
-    metrics = Metrics()
-    rows = min(requests.MAX_SAMPLES * requests.MAX_PROMPTS, options.max_batch + options.max_queue)
+    rows = min(MAX_SAMPLES * MAX_PROMPTS, options.max_batch + options.max_queue)
     limits = RequestLimits(options.max_prompt_tokens, options.max_tokens, rows)
+    metrics, load = Metrics(), partial(_load, options, chosen)
     sizes = options.max_batch, options.max_queue
-    load = partial(_load, options, chosen)
     worker = Worker(load, *sizes, metrics, answers=options.answer_cache)
-    name, delta = model_name(chosen), options.delta
-    service = Service(worker, limits, name, delta, options.log_prompts, presets, saved)
-    # Without a key, a web page must not reach this server under a host name of its own.
-    hosts = ("*",) if options.api_key or options.no_auth else (options.host, *LOOPBACK_HOSTS)
-    origins = [origin.rstrip("/").lower() for origin in options.allow_origin]
-    root_path = options.root_path.rstrip("/")
-    return create_app(service, metrics, options.api_key, hosts, origins, root_path)
+    worker.load()
+    with interrupts_deferred():  # FastAPI, whose import takes as long as loading small models
+        from mlx_t5.cli.web_server import web_application
+    name = model_name(chosen)
+    return web_application(options, worker, limits, name, presets, saved, metrics)
 
 
 def _load(options: ServerOptions, chosen: ModelPair) -> SpeculativeDecoder:

@@ -11,12 +11,14 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from mlx_t5.errors import UserError, brief, is_out_of_memory
+
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class ApiError(Exception):
 
     def response_for(self, scope: Mapping[str, Any]) -> JSONResponse:
         """The error as an HTTP response; within a stream, an event with `body` is sent instead."""
+        from fastapi.responses import JSONResponse  # slow to import, and the worker needs errors
+
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         simple = {"error": self.body.error.message}
         body = simple if path in SIMPLE_PATHS else self.body.model_dump()

@@ -36,10 +36,15 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# "4XX" keeps FastAPI from describing its own validation errors, which are never sent.
-ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys(
-    (400, 401, 403, 404, 413, 415, 429, "4XX", 500, 503), {"model": api_error.ErrorBody}
-)
+# "4XX" keeps FastAPI from describing its own validation errors, which are never sent. One model is
+# enough: FastAPI builds its validator anew for every route and status.
+_ERROR = {"schema": {"$ref": "#/components/schemas/ErrorBody"}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (400, 401, 403, 404, 413, 415, 429, 500, 503), {"content": {"application/json": _ERROR}}
+    ),
+    "4XX": {"model": api_error.ErrorBody},
+}
 
 public = APIRouter()
 

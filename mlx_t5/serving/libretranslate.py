@@ -24,9 +24,9 @@ from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Result
 from mlx_t5.errors import UserError
 from mlx_t5.serving.api_error import ApiError, error_of_validation
+from mlx_t5.serving.limits import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.openai import StrictRoute, has_key
 from mlx_t5.serving.queue import GenerationJob
-from mlx_t5.serving.requests import MAX_BEAMS, MAX_LANGUAGE
 from mlx_t5.serving.service import MAX_PIECES, Service
 from mlx_t5.settings import AUTO
 from mlx_t5.text.prompts import DocumentOptions, Prompt

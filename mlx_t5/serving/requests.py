@@ -14,16 +14,25 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
+from mlx_t5.serving.limits import (
+    MAX_ALTERNATIVES,
+    MAX_BEAMS,
+    MAX_DOCUMENTS,
+    MAX_INPUTS,
+    MAX_LANGUAGE,
+    MAX_NUM_DRAFT,
+    MAX_PARTS,
+    MAX_PROMPTS,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_TARGETS,
+)
 from mlx_t5.settings import FILE_TYPES, LARGEST_COUNT, SETTINGS, SPLITS, Repetition, Setting
 from mlx_t5.text.prompts import as_list as listed_prompts
 from mlx_t5.text.prompts import split_unit
 
-MAX_STOP_STRINGS, MAX_STOP_LENGTH = 8, 200
-MAX_SAMPLES = 16  # texts per prompt
-MAX_PROMPTS = 64  # prompts per request
-MAX_BEAMS = 16  # hypotheses per prompt; each costs as much as a text
-MAX_NUM_DRAFT = 16  # rows are verified together, so the proposals of one row slow all rows
-MAX_SEED = 2**53 - 1  # the largest integer that every JSON library reads exactly
 # OpenAI's API has the same limit of the temperature.
 MAX_VALUES = {
     "max_tokens": LARGEST_COUNT,
@@ -31,11 +40,6 @@ MAX_VALUES = {
     "num_draft": MAX_NUM_DRAFT,
     "num_beams": MAX_BEAMS,
 }
-MAX_ALTERNATIVES = 20  # log-probabilities per token
-MAX_PARTS = 64  # parts of a chat message
-MAX_LANGUAGE = 16  # characters of a language's code
-MAX_INPUTS = 2048  # per request, as in OpenAI's API
-MAX_TARGETS = MAX_DOCUMENTS = 1024
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 ShortText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -78,7 +82,7 @@ OF_BEAMS = [name for name, s in SETTINGS.items() if s.only_with == "beams" and s
 class Request(BaseModel):
     """The base of all requests: types are strict, and unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -182,17 +186,21 @@ class Decoding(_WithSettings):
     """
 
     text_field: ClassVar[str] = "prompt"  # the name of the field that has the text to work on
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    """the same seed gives the same text; absent: a new seed each time"""
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = Field(
+        None, description="the same seed gives the same text; absent: a new seed each time"
+    )
     stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    repetition_detection: Annotated[dict[str, Any], AfterValidator(Repetition.of)] | None = None
-    """end a text in a loop: max_pattern_size, min_pattern_size, min_count as in vLLM, but only one
-    copy of the pattern stays; null: off; absent: on only in translations"""
-    draft: bool | None = None
-    """false decodes regularly, without proposals"""
-    prediction: PredictedContent | None = None
-    """the expected text: proposals are copied from it, which makes decoding faster where it is
-    right; with delta 0 the answer does not change"""
+    repetition_detection: Annotated[dict[str, Any], AfterValidator(Repetition.of)] | None = Field(
+        None,
+        description="end a text in a loop: max_pattern_size, min_pattern_size, min_count as in "
+        "vLLM, but only one copy of the pattern stays; null: off; absent: on only in translations",
+    )
+    draft: bool | None = Field(None, description="false decodes regularly, without proposals")
+    prediction: PredictedContent | None = Field(
+        None,
+        description="the expected text: proposals are copied from it, which makes decoding faster "
+        "where it is right; with delta 0 the answer does not change",
+    )
     task: Task = None
 
     @property
@@ -238,8 +246,7 @@ class StreamOptions(Request):
     """Options for an answer that is sent as a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    """accepted; nothing is added"""
+    include_obfuscation: bool | None = Field(None, description="accepted; nothing is added")
 
 
 class OpenAIRequest(Decoding, _WithChoices):
@@ -249,14 +256,19 @@ class OpenAIRequest(Decoding, _WithChoices):
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculation: bool | None = None
-    """also report each token's origin (draft, copy or target), and counts"""
-    target_language: Language = None
-    """translate into this language, such as de, with the model's own prefix for it; the text is
-    split into sentences, unless n, logprobs or prediction need it whole"""
-    source_language: Language = None
-    """if the text is split or translated: its language, such as de, whose rules say where a
-    sentence ends; absent: the language that the prefix names, or English"""
+    speculation: bool | None = Field(
+        None, description="also report each token's origin (draft, copy or target), and counts"
+    )
+    target_language: Language = Field(
+        None,
+        description="translate into this language, such as de, with the model's own prefix for "
+        "it; the text is split into sentences, unless n, logprobs or prediction need it whole",
+    )
+    source_language: Language = Field(
+        None,
+        description="if the text is split or translated: its language, such as de, whose rules "
+        "say where a sentence ends; absent: the language that the prefix names, or English",
+    )
 
     @property
     def unit(self) -> str:
@@ -289,8 +301,9 @@ class OpenAIRequest(Decoding, _WithChoices):
 class CompletionRequest(OpenAIRequest):
     """The body of POST /v1/completions."""
 
-    prompt: Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
-    """one text or several, or the same as token ids"""
+    prompt: (
+        Text | Annotated[list[Text], Several] | TokenIds | Annotated[list[TokenIds], Several]
+    ) = Field(description="one text or several, or the same as token ids")
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
 
     @property
@@ -381,16 +394,16 @@ TextRequest = CompletionRequest | ChatRequest
 class EmbeddingRequest(Request):
     """The body of POST /v1/embeddings."""
 
-    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many]
-    """one text or several, or the same as token ids"""
+    input: Text | Annotated[list[Text], Many] | TokenIds | Annotated[list[TokenIds], Many] = Field(
+        description="one text or several, or the same as token ids"
+    )
     model: Model = None
-    encoding_format: Literal["float", "base64"] | None = None
-    """base64: the bytes of float32 numbers, little-endian"""
-    normalize: bool | None = None
-    """true: scale vectors to length 1"""
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: the bytes of float32 numbers, little-endian"
+    )
+    normalize: bool | None = Field(None, description="true: scale vectors to length 1")
     task: Task = None
-    dimensions: None = None
-    """not supported: absent"""
+    dimensions: None = Field(None, description="not supported: absent")
     user: Unused = None
 
     @property
@@ -402,8 +415,9 @@ class ScoreRequest(Request):
     """The body of POST /v1/score."""
 
     prompt: Text | TokenIds
-    targets: Annotated[list[Text | TokenIds], Scored]
-    """the end token is added to a text; token ids are scored as they are"""
+    targets: Annotated[list[Text | TokenIds], Scored] = Field(
+        description="the end token is added to a text; token ids are scored as they are"
+    )
     task: Task = None
     model: Model = None
 

@@ -13,10 +13,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from mlx_t5.checkpoints.generation_config import FILE, Preset, combined, find_task
+from mlx_t5.checkpoints.generation_config import Preset, combined, find_task
 from mlx_t5.checkpoints.pooling import Pooling
 from mlx_t5.engine.document_results import DocumentInFlight, fitted_document
 from mlx_t5.engine.generation_request import CHARACTERS, GenerationRequest
@@ -26,6 +26,8 @@ from mlx_t5.scoring.pairs import FALSE, RERANK_TOKENS, TRUE, Pair, ranks_by, rel
 from mlx_t5.serving import requests
 from mlx_t5.serving.api_error import ApiError, refusing
 from mlx_t5.serving.builders import TokenDecoder
+from mlx_t5.serving.limits import RequestLimits
+from mlx_t5.serving.presets import Presets
 from mlx_t5.serving.queue import GenerationJob, Receive, ScoringJob, events, last_chunks
 from mlx_t5.serving.responses import Capability, ServedModel
 from mlx_t5.serving.saved_prompts import SavedPrompts
@@ -42,35 +44,6 @@ LONG = 20_000  # characters of texts that are cut one request at a time
 BATCHES_PER_TEXT = 16  # this many full batches to score or embed count as one text in the queue
 NO_TASK = Preset("no task")
 NAMES = {"input": "text", "targets": "target", "messages": "prompt"}  # of fields, in messages
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """The limits of a request."""
-
-    prompt_tokens: int
-    max_tokens: int  # in a generated text, or in a target to score
-    rows: int  # texts that a request may ask for
-
-
-@dataclass(frozen=True)
-class Presets:
-    """The defaults and the tasks that the model's own files define."""
-
-    general: Preset = Preset(FILE)
-    tasks: Mapping[str, Preset] = field(default_factory=dict)  # prefix and settings by name
-    translation_prefix: str = ""  # a template that replaces the one in config.json
-    rerank_words: Sequence[str] | None = None  # None: monoT5's
-
-    @property
-    def notes(self) -> list[str]:
-        """What the model's files ask for in vain: unsupported entries, samples' values, beams."""
-        presets = self.general, *self.tasks.values()
-        notes = [preset.note for preset in presets]
-        if not self.general.settings.get("temp"):  # requests are greedy unless they ask for more
-            notes += [preset.unread_note for preset in presets]
-        notes.append(max(presets, key=lambda preset: preset.num_beams).beams_note)
-        return [note for note in notes if note]
 
 
 class Service:

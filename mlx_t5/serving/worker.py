@@ -19,7 +19,6 @@ from typing import Any
 
 from mlx_t5.backend import cpu_only, mx
 from mlx_t5.decoder import SpeculativeDecoder
-from mlx_t5.drafting.costs import most_proposals
 from mlx_t5.engine.reuse import AnswerStore
 from mlx_t5.engine.scheduler import MAX_JOINING_TOKENS
 from mlx_t5.errors import UserError
@@ -29,9 +28,9 @@ from mlx_t5.scoring.pairs import LastEncoded, Pair
 from mlx_t5.scoring.windows import NotFinite, Part
 from mlx_t5.serving.api_error import STOPPING_MESSAGE, ApiError, failure_of, raised_at
 from mlx_t5.serving.generation import GenerationBatches
+from mlx_t5.serving.limits import MAX_BEAMS, MAX_NUM_DRAFT
 from mlx_t5.serving.metrics import Metrics
 from mlx_t5.serving.queue import Event, GenerationJob, JobQueue, QueuedJob, ScoringJob
-from mlx_t5.serving.requests import MAX_BEAMS, MAX_NUM_DRAFT
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Worker:
             answers: maximum number of finished answers to keep for equal texts.
         """
         self.max_batch = max_batch
-        self._load, self._metrics, self._answers = load, metrics, answers
+        self._load_decoder, self._metrics, self._answers = load, metrics, answers
         self.jobs = JobQueue(max_batch, max_queue, clock)
         self._broken = False
         self._loaded: Future[Any] = Future()
@@ -75,9 +74,14 @@ class Worker:
 
     # ---- from other threads ----------------------------------------------------------------------
 
+    def load(self) -> None:
+        """Makes the thread load the models, and does not wait for it."""
+        self._thread.start()
+
     def start(self) -> Any:
         """Waits until the thread has loaded the models, and returns the decoder."""
-        self._thread.start()
+        if self._thread.ident is None:
+            self.load()
         try:
             # The waits are short, as a Ctrl-C just before a wait does not end it.
             while not self._loaded.done():
@@ -138,7 +142,7 @@ class Worker:
 
     def _prepare(self) -> bool:
         try:
-            decoder = self._load()
+            decoder = self._load_decoder()
             warm_up(decoder, self.max_batch)
             answers = AnswerStore(decoder.model.config.eos_token_ids, self._answers)
             self._generation = GenerationBatches(decoder, self.jobs, self._metrics, answers)
@@ -263,9 +267,9 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
         return
     most = 0
     if decoder.draft or decoder.copy:
-        most = num_draft if isinstance(num_draft, int) else most_proposals()
-        if not cpu_only():  # which compiles for each width, and a request may ask for more
-            most = max(most, MAX_NUM_DRAFT)
+        # A GPU has kernels for each width, and a request may ask for more; a CPU has them for one
+        # position and for several.
+        most = 1 if cpu_only() else max(fixed, MAX_NUM_DRAFT)
     cache = cache_of(model, [prompt])
     for width in range(1, most + 2):
         mx.eval(model.decode(mx.array([prompt[:1] * width], mx.int32), cache, [0]))

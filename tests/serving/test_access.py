@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from fake_serving import idle_service
-from mlx_t5.cli.server_command import LOOPBACK_HOSTS
+from mlx_t5.cli.web_server import LOOPBACK_HOSTS
 from mlx_t5.serving.app import Middleware, create_app
 from mlx_t5.serving.metrics import Metrics
 
