@@ -16,7 +16,6 @@ from mlx_t5.decoder import SpeculativeDecoder
 from mlx_t5.engine.document_results import DocumentStats
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.errors import UserError
-from mlx_t5.text.documents import Document
 
 
 def write_text(
@@ -30,6 +29,8 @@ def write_text(
     status, chunk, text, began, count = 0, None, "", time.perf_counter(), 0
     split = request.document.split != "none"
     if split:
+        from mlx_t5.text.documents import Document  # slow to import, and few texts are documents
+
         prefixes = decoder.model.config.task_prefixes
         document = Document(line.text, request.document, lambda text: 0, prefixes=prefixes)
         count = sum(1 for _ in document.cut())

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_t5.checkpoints.config import T5Config
 from mlx_t5.engine.generation_request import GenerationRequest
 from mlx_t5.engine.rows import Chunk, PieceResult, Result, Row, Stats
 from mlx_t5.errors import UserError, brief, log
 from mlx_t5.text.detokenizer import StreamingDetokenizer
-from mlx_t5.text.documents import Document
 from mlx_t5.text.prompts import DocumentOptions, Prompt
 from mlx_t5.text.tokenizer import encode
+
+if TYPE_CHECKING:
+    from mlx_t5.text.documents import Document
 
 DOUBTFUL = 'note: "{}" is decoded as text; if it is a prefix, give it by --prefix (Python: prefix=)'
 
@@ -51,7 +53,7 @@ class DocumentInFlight:
         self.document, self.prompts = document, list[Prompt]()
         self.stats, self._texts, self._pieces = DocumentStats(), [""], list[str]()
         self.result = Result(None, [], [], "stop", self.stats)
-        if isinstance(document, Document):
+        if not isinstance(document, Exception):
             sources = [document.prompt(piece) for piece in islice(document.cut(), most)]
             predicted = prompt.prediction if len(sources) == 1 else None
             for i, source in enumerate(sources):
@@ -75,7 +77,7 @@ class DocumentInFlight:
         result, stats = self.result, self.stats
         if not self.prompts:
             return Chunk(result.text or "", [], [], [], stats, result)
-        assert isinstance(self.document, Document), "there is no piece of an error"
+        assert not isinstance(self.document, Exception), "there is no piece of an error"
         i, reason = len(result.pieces), answer.finish_reason
         piece = self.document.pieces[i]
         kept = not answer.error and self.document.loses_address(piece, answer.text or "")
@@ -109,7 +111,7 @@ class DocumentInFlight:
     def _finish(self) -> str:
         """Completes the result; returns the source text that follows the last piece."""
         result, rest = self.result, ""
-        if isinstance(self.document, Document):
+        if not isinstance(self.document, Exception):
             rest = self.document.before(len(result.pieces))
             result.text = "".join([*self._texts, rest])
             all_failed = 0 < len(result.pieces) == self.stats.failed
@@ -146,7 +148,7 @@ def rows_of(
 
     for prompt in prompts:
         document = _document(prompt, options, tokenizer, config)
-        if isinstance(document, Document) and document.doubtful and not noted:
+        if not isinstance(document, Exception) and document.doubtful and not noted:
             log(DOUBTFUL.format(brief(document.doubtful)))
             noted = True
         yield piece_rows(DocumentInFlight(document, prompt))
@@ -186,6 +188,7 @@ def fitted_document(
     text: str, options: DocumentOptions, tokenizer: Any, limit: int | None, prefixes: Sequence[str]
 ) -> Document:
     """Returns a document whose prompts have at most `limit` tokens."""
+    from mlx_t5.text.documents import Document  # slow to import, and few texts are documents
 
     def tokens(prompt: str) -> int:
         try:

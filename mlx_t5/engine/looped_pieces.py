@@ -6,10 +6,10 @@ A model may loop on a sentence, but not on its parts. A part that loops is cut a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_t5.engine.rows import PieceResult, Result, Row, Stats
-from mlx_t5.text.documents import smaller_parts
 from mlx_t5.text.prompts import Prompt
 
 MOST_CUTS = 2
@@ -22,9 +22,11 @@ def parts_to_decode(row: Row) -> list[Row]:
     """
     if row.finish_reason != "repetition" or row.joined or not row.piece:
         return []
+    from mlx_t5.text.documents import smaller_parts  # slow to import, and few texts loop
+
     prompt, row_of = row.piece
     if row.parts:
-        row.joined = _joined(row, prompt)
+        row.joined = _joined(row, prompt, smaller_parts(prompt.words))
     elif len(prompt.parts) < MOST_CUTS:
         prefix, words = prompt.prefix or "", prompt.words
         for n, (start, end) in enumerate(smaller_parts(words)):
@@ -35,13 +37,13 @@ def parts_to_decode(row: Row) -> list[Row]:
     return [] if row.joined else row.parts
 
 
-def _joined(row: Row, prompt: Prompt) -> Result:
+def _joined(row: Row, prompt: Prompt, spans: Sequence[tuple[int, int]]) -> Result:
     """The parts' answers with the text between the parts; if a part fails, the piece fails."""
     stats, end, texts = Stats(), 0, list[str]()
     result = Result(None, [], [], "stop", stats)
     for name in ("target_calls", "encode_seconds", "decode_seconds"):  # of the discarded answer
         setattr(stats, name, getattr(row.stats, name))
-    for span, part in zip(smaller_parts(prompt.words), row.parts, strict=True):
+    for span, part in zip(spans, row.parts, strict=True):
         answer = part.result()
         stats.add(answer.stats)
         texts += [prompt.words[end : span[0]], answer.text or ""]
