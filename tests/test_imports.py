@@ -134,6 +134,12 @@ def test_a_prompt_imports_what_its_answer_needs(tmp_path):
     assert libraries <= modules and not modules & (unneeded - libraries)
 
 
+def test_a_server_can_load_models_before_its_web_framework_is_imported():
+    code = "import mlx_t5.cli.server_command, sys; print(*{'fastapi', 'uvicorn'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
 @pytest.mark.slow
 def test_torch_can_be_imported_after_a_tokenizer():
     """Torch is not imported but stays available, for users of transformers' models."""

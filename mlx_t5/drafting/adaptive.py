@@ -149,8 +149,8 @@ class Adaptive:
             if not idle:  # else nothing was learned about the draft in the last step
                 of_group = [rows[i] for i in group], [copies[i] for i in group]
                 number, likelier = self._choose_number(*of_group, has_draft, len(rows))
-                for i, drafts[i] in zip(group, likelier, strict=True):
-                    numbers[i] = number
+                for i, by_draft in zip(group, likelier, strict=True):
+                    numbers[i], drafts[i] = number, by_draft
             shared.until_trial -= 1
         lengths = [min(n, row.max_proposals) for n, row in zip(numbers, rows, strict=True)]
         drafted = [n if by_draft else 0 for n, by_draft in zip(lengths, drafts, strict=True)]

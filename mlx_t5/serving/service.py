@@ -59,10 +59,10 @@ class Service:
         presets: Presets | None = None,
         saved: SavedPrompts | None = None,
     ):
-        """Starts the worker, which loads the models.
+        """Waits until the worker has loaded the models.
 
         Args:
-            worker: the worker, not started yet.
+            worker: the worker, which may be loading already.
             limits: limits on requests.
             model: the name under which clients know the model.
             delta: the default `delta` (leniency) of requests.

@@ -79,7 +79,7 @@ class Worker:
         self._thread.start()
 
     def start(self) -> Any:
-        """Waits until the thread has loaded the models, and returns the decoder."""
+        """Loads the models, unless `load` does so already; waits, and returns the decoder."""
         if self._thread.ident is None:
             self.load()
         try:
@@ -245,7 +245,7 @@ def warm_up(decoder: SpeculativeDecoder, batch_size: int) -> None:
 
     A model that is only an encoder embeds a dummy prompt; any other decodes one. A GPU compiles a
     kernel when it is first used, so on a GPU each kind of request with kernels of its own follows.
-    Last, the target makes passes over 1, 2, 3, … positions, as many as verifying may need.
+    Last, the target makes passes over as many positions as have kernels of their own.
     """
     model, num_draft = decoder.model, decoder.defaults.num_draft
     prompt = [model.config.eos_token_id] * DUMMY_TOKENS
