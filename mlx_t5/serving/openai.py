@@ -159,6 +159,9 @@ async def _streamed(
                     is_new = chunk.text or chunk.result or isinstance(chunk, DocumentChunk)
                     if is_new or builder.logprobs or builder.detailed:
                         yield _event(builder.response([builder.choice(chunk)]))
+                        # In a turn of its own, asyncio closes the connection of a client that
+                        # has left; it warns of what is written before that.
+                        await asyncio.sleep(0)
                     chunk = await anext(chunks, None)
             if builder.usage_at_end:
                 usage = builders.usage(job, [result.stats for result in results])

@@ -1,14 +1,19 @@
 """Tests many clients at once, clients that leave, and many requests, on loopback only."""
 
+import asyncio
 import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvicorn
 
-from fake_serving import kill, raw_request
+from fake_serving import idle_service, kill, raw_request
 from mlx_t5.benchmarks import workload
+from mlx_t5.engine.rows import Chunk, Stats
+from mlx_t5.serving.app import create_app
+from mlx_t5.serving.metrics import Metrics
 from serving_process import Server
 
 pytestmark = pytest.mark.slow
@@ -99,6 +104,34 @@ def test_killed_clients_free_their_places(endless, path):
     endless.until(endless.idle)
     assert endless.metric("t5_cancelled_rows_total") - cancelled == 8
     assert endless.http.post("/predict", json={"prompt": "x", "max_tokens": 3}).status_code == 200
+
+
+def test_a_client_that_leaves_before_many_events_are_sent_is_no_line_in_the_log(caplog):
+    chunk = Chunk("a", [5], ["target"], ["a"], Stats())
+    service = idle_service()
+    app = create_app(service, Metrics())
+
+    async def leave():
+        server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        host, port = server.servers[0].sockets[0].getsockname()
+        body = {"prompt": "x", "stream": True}
+        client = raw_request(f"http://{host}:{port}", "/v1/completions", body)
+        while not service.worker.jobs.unfinished():
+            await asyncio.sleep(0.01)
+        (job,) = service.worker.jobs.unfinished()
+        job.put(chunk)
+        await asyncio.to_thread(client.recv, 15)  # the stream has begun
+        kill(client)
+        for _ in range(20):
+            job.put(chunk)
+        server.should_exit = True
+        await serving
+
+    asyncio.run(leave())
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_client_that_does_not_read_delays_nobody(endless):
