@@ -1,5 +1,6 @@
 """Tests vectors against transformers' states, and encoders without a decoder."""
 
+import copy
 import json
 
 import numpy as np
@@ -44,7 +45,8 @@ def encoder_folder(request, reference_of, tmp_path_factory):
     """Returns a family's model and the folder in which transformers saved its encoder."""
     reference = reference_of(request.param)
     folder = tmp_path_factory.mktemp("encoders") / request.param
-    alone = ENCODERS[reference.family.raw["model_type"]](reference.model.config)
+    config = copy.deepcopy(reference.model.config)  # T5EncoderModel changes it
+    alone = ENCODERS[reference.family.raw["model_type"]](config)
     alone.shared.load_state_dict(reference.model.shared.state_dict())
     alone.encoder.load_state_dict(reference.model.encoder.state_dict())
     alone.save_pretrained(folder)
@@ -103,6 +105,16 @@ def test_convert_leaves_the_decoder_out_on_request(reference_of, tmp_path, famil
     assert not model.can_decode and "lm_head" not in model
     vectors = np.array(model.encode(mx.array([SOURCES[0]])))[0]
     np.testing.assert_allclose(vectors, states(reference, SOURCES[0]), atol=1e-4)
+
+
+def test_a_whole_model_decodes_whatever_its_config_says_of_a_decoder(tiny):
+    """transformers writes so after T5EncoderModel(model.config)."""
+    expected = SpeculativeDecoder(load(tiny)[0]).generate([SOURCES[0]], max_tokens=5)
+    path = tiny / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"is_encoder_decoder": False, "use_cache": False}))
+    texts = SpeculativeDecoder(load(tiny)[0]).generate([SOURCES[0]], max_tokens=5)
+    assert texts[0].tokens == expected[0].tokens != []
 
 
 def test_an_encoder_alone_refuses_to_decode(reference_of, tmp_path):
