@@ -134,10 +134,19 @@ def test_a_prompt_imports_what_its_answer_needs(tmp_path):
     assert libraries <= modules and not modules & (unneeded - libraries)
 
 
-def test_a_server_can_load_models_before_its_web_framework_is_imported():
-    code = "import mlx_t5.cli.server_command, sys; print(*{'fastapi', 'uvicorn'} & {*sys.modules})"
+def test_a_server_begins_to_load_its_models_before_its_web_framework_is_imported():
+    code = """
+import sys
+from mlx_t5.cli.server_options import main
+from mlx_t5.serving.worker import Worker
+def load(worker):
+    print("loading after", {"fastapi", "uvicorn"} & {*sys.modules})
+    sys.exit()
+Worker.load = load
+main(["--port", "0"])
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    assert (done.returncode, done.stdout) == (0, "loading after set()\n"), done.stderr
 
 
 @pytest.mark.slow
